@@ -123,7 +123,7 @@ def points(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     A sample begins with the trials that a master creates, in its order; the corners of the space come last.
     """
     space = experiment(config).space
-    return [space.at(values) for values in points_of(space).values]
+    return [space.at(values) for values in points_of(space)]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], **how: Any) -> dict[str, tuple[Any, ...]]:

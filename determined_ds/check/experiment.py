@@ -196,7 +196,7 @@ def check_experiment(
         file=file,
         kind="experiment",
         findings=findings,
-        num_points=len(points.values),
+        num_points=len(points),
         num_runnable=num_runnable,
         size=experiment.space.size,
         context_dir=folder,

@@ -25,14 +25,11 @@ class Share:
     """The part of a search space that has a problem."""
 
     count: int
-    share: float  # of the space, 0 to 1
     of: int  # points that were checked
-    exact: bool  # whether these are all points; else the share is that of a sample
-    where: str  # e.g. ``4 points with zero_stage = 2 or 3, e.g. zero_stage = 2``
+    where: str  # e.g. ``with zero_stage = 2 or 3, e.g. zero_stage = 2``
 
     def __str__(self) -> str:
-        space = f"the {self.of:,}" if self.exact else f"{self.of:,} sampled"
-        return f"{self.where}; {100 * self.share:.2g} % of {space}"
+        return f"{self.count:,} of {self.of:,} {self.where}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.experiment.decide import resolve_stated
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.source import TrialClass
-from determined_ds.experiment.space import HALVING, Axis, Points
+from determined_ds.experiment.space import HALVING, Axis
 
 MOST_NAMED = 6  # values of an axis
 LARGER_IS_BETTER = words("""acc accuracy auc auroc bleu dice f1 iou map mrr ndcg precision psnr r2 recall reward rouge
@@ -88,7 +88,7 @@ def search_problems(
 
 def judge_points(
     experiment: Experiment,
-    points: Points,
+    points: Sequence[tuple[Any, ...]],
     where: Where,
     check: Callable[[Document, ResolvedConfig | None], tuple[Iterable[Problem], Iterable[Problem]]],
 ) -> tuple[list[Finding], int, ResolvedConfig | None]:
@@ -104,11 +104,11 @@ def judge_points(
         Why points cannot run, which is a warning where others can, since a search skips them; and what is probably a
         mistake. How many can run. What the first of these is resolved to; None where code decides that.
     """
-    axes, total = experiment.space.axes, len(points.values)
+    axes, total = experiment.space.axes, len(points)
     first: ResolvedConfig | None = None
     refused: list[int] = []  # points that cannot run
     found: dict[tuple[bool, str, str], tuple[Problem, set[int]]] = {}  # whether it stops, code and key
-    for index, values in enumerate(points.values):
+    for index, values in enumerate(points):
         point, resolved = experiment.hyperparameters.holding(experiment.space.at(values)), None
         try:
             resolved = resolve_stated(experiment, point, where)
@@ -137,16 +137,14 @@ def judge_points(
             continue
         share = None
         if len(members) < total:
-            part = sum(index < points.num_drawn for index in members) / points.num_drawn
-            place = _located(axes, points.values, members)
-            share = Share(count=len(members), share=part, of=total, exact=points.exact, where=place)
+            share = Share(count=len(members), of=total, where=_located(axes, points, members))
         severity = ERROR if stops and not num_runnable else WARNING
         findings.append(Finding(severity=severity, problem=problem, share=share))
     return findings, num_runnable, first
 
 
 def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: set[int]) -> str:
-    """Where in the space some points lie: ``4 points with zero_stage = 2 or 3, e.g. ...``.
+    """Where in the space some points lie: ``with zero_stage = 2 or 3, e.g. zero_stage = 2, ...``.
 
     An axis on which they have all the values, or more than a few, says nothing.
     """
@@ -155,10 +153,9 @@ def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: s
         taken = [*dict.fromkeys(_shown(values[index][axis]) for index in sorted(members))]
         if each.num_values is not None and len(taken) < each.num_values and len(taken) <= MOST_NAMED:
             around.append(f"{each.name} = {' or '.join(taken)}")
-    count = "1 point" if len(members) == 1 else f"{len(members):,} points"
     first = zip(axes, values[min(members)], strict=True)
     example = ", ".join(f"{axis.name} = {_shown(value)}" for axis, value in first)
-    return f"{count}{' with ' if around else ''}{' and '.join(around)}, e.g. {example}"
+    return f"with {' and '.join(around)}, e.g. {example}" if around else f"e.g. {example}"
 
 
 def _shown(value: Any) -> str:

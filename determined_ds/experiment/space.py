@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from determined_ds.documents.document import Document, KeyPath, dotted
 from determined_ds.errors import Problem
@@ -250,22 +250,8 @@ def odd_exponents(space: SearchSpace) -> list[Problem]:
     return found
 
 
-class Points(NamedTuple):
-    """Points of a space.
-
-    Args:
-        values: A value for each axis, of each point.
-        num_drawn: The first so many count for a share of the space; the rest are corners of one that is sampled.
-        exact: Whether these are all points that the search can visit.
-    """
-
-    values: list[tuple[Any, ...]]
-    num_drawn: int
-    exact: bool
-
-
-def points_of(space: SearchSpace) -> Points:
-    """The points of a space to check: all of up to 1,000, else a sample and the corners.
+def points_of(space: SearchSpace) -> list[tuple[Any, ...]]:
+    """The points of a space to check, a value for each axis: all of up to 1,000, else a sample and the corners.
 
     All points come in the order in which a master lays out a grid (it runs it from its end). A sample is drawn as a
     master draws its trials: it begins with those that the search will create, unless a mapping in the hyperparameters
@@ -274,7 +260,7 @@ def points_of(space: SearchSpace) -> Points:
     axes, size = space.axes, space.size
     if size is not None and size <= MOST_POINTS:
         every = [[axis.value(index) for index in range(axis.num_values or 0)] for axis in axes]
-        return Points([*itertools.product(*every)], size, True)
+        return [*itertools.product(*every)]
     corners = [*itertools.islice(itertools.product(*(axis.corners for axis in axes)), MOST_CORNERS)]
     source = master_random(space.seed)
     drawn: dict[str, tuple[Any, ...]] = {}
@@ -282,5 +268,4 @@ def points_of(space: SearchSpace) -> Points:
         values = tuple([axis.draw(source) for axis in axes])
         drawn.setdefault(repr(values), values)
         draw_trial_seed(source)
-    points = {**drawn, **{repr(values): values for values in corners}}
-    return Points([*points.values()], len(drawn), False)
+    return [*{**drawn, **{repr(values): values for values in corners}}.values()]
