@@ -10,7 +10,7 @@ from pathlib import Path
 from determined_ds.check.output import ERROR, SEVERITIES, Finding, Report, findings_of
 from determined_ds.check.sent_files import context_problems
 from determined_ds.check.space import judge_points, search_problems
-from determined_ds.check.trial import code_problems, metric_problems, sequences_problem, stages_problem
+from determined_ds.check.trial import code_problems, metric_problems, stages_problem
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
 from determined_ds.config.params import lost_on_cluster, read_hyperparameters
@@ -143,8 +143,7 @@ def check_experiment(
     add(findings_of([], problems) if is_fit else findings_of(problems))
     trial = trials(experiment.trial) if experiment.trial and not experiment.measures else None
     if trial and not problems:
-        wrong, unknown = metric_problems(document, trial)
-        add(findings_of(wrong, notes=unknown))
+        add(findings_of(metric_problems(document, trial)))
 
     # Every point of the space
     errors = [finding.problem.key for finding in findings if finding.severity == ERROR]
@@ -164,9 +163,6 @@ def check_experiment(
         if resolved is None:
             return [problem] if problem else [], []
         odd = list[Problem]()
-        if experiment.trial and problem is None:
-            trained = trials(experiment.trained(resolved.topology.pipe_parallel_size))
-            problem = sequences_problem(trained, resolved)
         if does_not_fit is not None and problem is None:
             try:
                 problem = does_not_fit(experiment, resolved, folder, point)

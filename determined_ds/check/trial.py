@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import replace
 from pathlib import Path
 
-from determined_ds.config.layout import whole_sequences
 from determined_ds.config.params import by_real_names
-from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import Document, nearest
 from determined_ds.errors import Problem
 from determined_ds.experiment.entrypoint import Entrypoint
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.source import (
-    BY_HAND,
     Source,
     SourceError,
     TrialClass,
@@ -91,35 +87,16 @@ def stages_problem(hyperparameters: Document, trial: TrialClass) -> Problem | No
     return hyperparameters.problem(("pipe_parallel_size",), message, fix, "trial-kind")
 
 
-def sequences_problem(trial: TrialClass, resolved: ResolvedConfig) -> Problem | None:
-    """The problem of slices of sequences in a trial that takes whole ones; None where that is unknown."""
-    size = resolved.topology.sequence_parallel_size
-    if size == 1:
-        return None
-    stated = trial.member("sequence_parallel")
-    takes_whole = trial.extends[0] != BY_HAND if stated is None else getattr(stated, "value", None) is False
-    if not takes_whole:
-        return None
-    origin = resolved.hyperparameters.origin(("sequence_parallel_size",))
-    return replace(whole_sequences(trial.name, size), origin=origin)
-
-
-def metric_problems(document: Document, trial: TrialClass) -> tuple[list[Problem], list[Problem]]:
-    """A problem where the trial does not report ``searcher.metric``; a note where its source does not show it."""
+def metric_problems(document: Document, trial: TrialClass) -> list[Problem]:
+    """A problem where the trial does not report ``searcher.metric``; none where its source does not show it."""
     metric = document.get(METRIC)
-    found = reports(trial, metric) if isinstance(metric, str) else True
-    if found is None:
-        message = f"could not check whether {trial.name} reports it at validation: its source does not show the names"
-        fix = f'declare them in {trial.name}, and it is checked: validation_metrics = ("{metric}",)'
-        return [], [document.problem(METRIC, message, fix, "metric-unknown")]
-    if found:
-        return [], []
+    if not isinstance(metric, str) or reports(trial, metric) is not False:
+        return []
     known = _reported(trial)[0]
-    names = ", ".join(known)
+    message = f"{trial.name} does not report it at validation; it reports {', '.join(known)}"
     guess = nearest(metric, known) or (known[0] if len(known) == 1 else None)
-    message = f"{trial.name} does not report it at validation; it reports {names}"
-    fix = f"write {guess}" if guess else f"use one of {names}, or report {metric}"
-    return [document.problem(METRIC, message, fix, "metric")], []
+    fix = f"write {guess}" if guess else f"use one of these, or report {metric}"
+    return [document.problem(METRIC, message, fix, "metric")]
 
 
 def reports(trial: TrialClass, metric: str) -> bool | None:

@@ -114,13 +114,6 @@ def topology_problem(
     return Problem(key=key, value=slots, origin=slots_origin, message=message, fix=fix, code="topology")
 
 
-def whole_sequences(name: str, size: int) -> Problem:
-    """The problem of a trial of that name that computes on whole sequences, where ``size`` ranks are to share them."""
-    key, message = "hyperparameters.sequence_parallel_size", f"{name} computes on whole sequences"
-    fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
-    return Problem(key=key, value=size, message=message, fix=fix, code="sequence-trial")
-
-
 def _with_origin(name: str, size: int, origin: str) -> str:
     return f"{name} {size} ({origin})" if origin else f"{name} {size}"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from determined_ds.check.trial import code_problems, metric_problems, sequences_problem
+from determined_ds.check.trial import code_problems, metric_problems
 from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.checkpoints.named import find_good
 from determined_ds.config.keys import RUN
@@ -71,12 +71,9 @@ def prepare_run(
         found.of(lambda: hang_timeout_s({**os.environ, **variables}))
     if resolved is not None:
         found.warn(resolved.warnings)
-        if experiment.trial:
+        if experiment.trial and not (options.is_measured or experiment.measures):
             trial = experiment.trained(resolved.topology.pipe_parallel_size)
-            trained = read_trial(trial, options.context_dir)
-            found.problems += filter(None, [sequences_problem(trained, resolved)])
-            if not (options.is_measured or experiment.measures):
-                found.problems += metric_problems(experiment.document, trained)[0]
+            found.problems += metric_problems(experiment.document, read_trial(trial, options.context_dir))
     found.warn(variable_problems(experiment.document)[1])
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     found.problems += _problems_of_evaluating(options, experiment) if options.evaluate is not None else ()

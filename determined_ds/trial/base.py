@@ -12,7 +12,6 @@ from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.layout import whole_sequences
 from determined_ds.config.resolve import ResolvedConfig, Where, resolve
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
@@ -57,7 +56,9 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         check_upstream()
         size = self.resolved.topology.sequence_parallel_size
         if size > 1 and not self.sequence_parallel:
-            raise ConfigError(whole_sequences(type(self).__name__, size))
+            key, message = "sequence_parallel_size", f"{type(self).__name__} computes on whole sequences"
+            fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
+            raise ConfigError(self.resolved.hyperparameters.problem((key,), message, fix, "sequence-trial"))
         self._by_ddp = getattr(context, "engine", None) == DDP
         if self._by_ddp and (self.resolved.topology.per_replica > 1 or not self.is_whole):
             message = "torch's DistributedDataParallel holds the whole model on every rank: it cannot run a pipeline"

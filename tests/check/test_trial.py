@@ -29,35 +29,27 @@ LOSS = trial("def loss(self, model, batch):", "    return f(batch)")
 TOP = ("def evaluate(self, *given):", "    return {'top1': 1, 'top5': 2}")
 REDUCER = ("def prepare(self):", "    self.context.wrap_reducer(f, 'auc')")
 TRIED = "try:\n    from pack import Shown as B\nexcept E:\n    B = object\n"
-METRIC, PIPED, SLICED = (
-    "searcher.metric",
-    "hyperparameters.pipe_parallel_size",
-    "hyperparameters.sequence_parallel_size",
-)
+METRIC, PIPED = "searcher.metric", "hyperparameters.pipe_parallel_size"
 # What is found -> sources, and what their experiment says.
 CASES: dict[str, list[tuple[str, str]]] = {
     "": [
         (LOSS.replace("f(batch)", "{'loss': 1, 'accuracy': 2}"), f"{METRIC}=validation_accuracy"),
         (trial(base="PipelineTrial"), f"{METRIC}=validation_loss"),
         (trial(*TOP), f"{METRIC}=top5"),
-        (trial("sequence_parallel: bool = True"), f"{SLICED}=2"),
+        # What the source does not show for sure.
+        (LOSS, f"{METRIC}=validation_accuracy"),  # a loss may be a mapping
+        (trial(*REDUCER), f"{METRIC}=auc"),
+        ("from pack.broken import Base\n" + trial(base="Base"), f"{METRIC}=loss"),
+        (TRIED + trial(base="B"), f"{METRIC}=loss"),
+        (trial("validation_metrics = (NAME, 'f1')"), f"{METRIC}=auc"),
     ],
     "trial-kind": [(trial(base="determined_ds.SeveralEnginesTrial"), f"{PIPED}=2")],
-    "sequence-trial": [(each, f"{SLICED}=2") for each in (trial(), trial("sequence_parallel = False"))],
     "metric": [
         (LOSS, f"{METRIC}=accuracy"),
         (trial("validation_metrics = ('f1', 'accuracy')"), f"{METRIC}=loss"),
         (trial("validation_metrics = ('auc',)", *REDUCER), f"{METRIC}=loss"),
         # Other files are read.
         ("from pack import Shown as T\n", f"{METRIC}=loss"),
-    ],
-    # What the source does not show for sure.
-    "metric-unknown": [
-        (LOSS, f"{METRIC}=validation_accuracy"),  # a loss may be a mapping
-        (trial(*REDUCER), f"{METRIC}=auc"),
-        ("from pack.broken import Base\n" + trial(base="Base"), f"{METRIC}=loss"),
-        (TRIED + trial(base="B"), f"{METRIC}=loss"),
-        (trial("validation_metrics = (NAME, 'f1')"), f"{METRIC}=auc"),
     ],
 }
 
@@ -68,17 +60,15 @@ CASES: dict[str, list[tuple[str, str]]] = {
 def test_what_is_asked_of_a_trial_it_reports_and_can_do(
     tmp_path: Path, code: str, source: str, asked: str
 ) -> None:
-    """Where its source does not show a metric, a note says how to declare it."""
     (tmp_path / "pack").mkdir()
     for name, text in BESIDE.items():
         (tmp_path / "pack" / f"{name}.py").write_text(text)
     every = report_of(tmp_path, trial=IMPORTS + source, options=("--set", asked))["findings"]
-    key, _, value = asked.partition("=")
+    key = asked.partition("=")[0]
     found = [each for each in every if each.key == key and each.code != "search-direction"]
     assert [(each.code, each.origin) for each in found] == [(code, f"--set {asked}")] * bool(code)
     for each in found:
-        assert each.severity == ("note" if code == "metric-unknown" else "error")
-        assert code != "metric-unknown" or f'validation_metrics = ("{value}",)' in each.fix
+        assert each.severity == "error"
 
 
 @pytest.mark.parametrize(
