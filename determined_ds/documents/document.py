@@ -175,8 +175,6 @@ def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word nearest to ``word``; None where none is near."""
-    if len(word) > 100:
-        return None
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 

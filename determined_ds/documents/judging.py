@@ -8,7 +8,6 @@ jsonschema takes as long to load as a whole ``det-ds check`` runs.
 
 from __future__ import annotations
 
-import itertools
 import operator
 import posixpath
 import re
@@ -20,7 +19,6 @@ from determined_ds.documents.text import KINDS, kind_of
 from determined_ds.errors import NOT_GIVEN, Problem
 
 Json = Any
-MAX_UNKNOWN = 20  # of a mapping: a vocabulary, given by mistake, has thousands
 # Keyword of values of one type -> that type, whether such a value holds it, and the same in words.
 _OF_TYPE: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "minimum": ("number", operator.ge, "{} or more"),
@@ -100,7 +98,7 @@ def faults(
             elif keyword == "additionalProperties":
                 others = ((key, item) for key, item in fields.items() if key not in known)
                 if wanted is False:
-                    for key, item in itertools.islice(others, MAX_UNKNOWN):
+                    for key, item in others:
                         yield Fault((*path, key), "unknown", item, schema)
                 else:
                     for key, item in others:
@@ -267,6 +265,4 @@ def problem_of(
         wanted = " or ".join(kind for _, kind in kinds) or "null"
         code, message = "wrong-type", f"must be {wanted}, not {kind_of(fault.value)}"
         usual = "remove it" if not kinds or fault.value is None else f"write {kinds[0][1]}"
-        if kinds and kinds[0][0] in (int, float) and isinstance(fault.value, str):
-            usual += ", without quotes"
     return document.problem(path, message, fix or schema.get("fix", usual), code, value=value)

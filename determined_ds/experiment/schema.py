@@ -185,12 +185,7 @@ def _problem_of(document: Document, fault: Fault) -> Problem:
         return document.problem(path, message, fix, code)
     fix = ""
     if keyword == "missing":
-        fit = document.get(("hyperparameters", "fit", "max_length"))
         fix = f"write {key}: {detail[0]}" if isinstance(detail, list) else example
-        if key == "max_time" and isinstance(fit, dict) and fit:
-            fix = f"write max_time: {next(iter(fit.values()))}"
-    elif keyword == "type" and {*kinds} <= {"string", "null"} and isinstance(value, (int, float)):
-        fix = f'put it in quotes: "{str(value).lower()}"'
     elif keyword == "type" and key in _EXAMPLES:
         fix = example
     return problem_of(document, fault, fix)

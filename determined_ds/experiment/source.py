@@ -54,10 +54,7 @@ def _parsed(content: bytes) -> tuple[ast.Module, list[ast.AST]]:
     """The syntax tree of a module, and every node of it; several questions are asked of one file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the compiler come again where the module is run
-        try:
-            tree = ast.parse(content)
-        except (RecursionError, MemoryError):  # Python itself may run what is nested so deeply
-            tree = ast.parse("from elsewhere import *")
+        tree = ast.parse(content)
     return tree, list(ast.walk(tree))
 
 
@@ -81,7 +78,7 @@ class Source:
             self.tree, self.nodes = _parsed(content)
         except OSError as error:
             raise SourceError(f"cannot be read: {error.strerror or error}") from None
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, RecursionError) as error:
             reason = f"is not Python: {getattr(error, 'msg', None) or error}"
             raise SourceError(reason, getattr(error, "lineno", None) or 0) from None
         self.text = content.decode(errors="replace")

@@ -106,7 +106,12 @@ PLANTED = {
     ),
     # The search
     "a search without its length": Mistake(
-        SEARCH, SPAN, "", edits=((SEARCH, "  max_rungs:", "  max_time: 200\n  max_rungs:"),), at="searcher:"
+        SEARCH,
+        SPAN,
+        "",
+        edits=((SEARCH, "  max_rungs:", "  max_time: 200\n  max_rungs:"),),
+        at="searcher:",
+        chosen="200",
     ),
     "a search longer than the training": Mistake(SEARCH, "max_time: 200 ", "max_time: 400 "),
     "a grid without counts": Mistake(  # zero_stage has none either

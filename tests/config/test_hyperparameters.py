@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("fit.max_length.batches", 0, "write 1 or more"),
     ("fit.checkpoint_period", {"batches": 1, "hours": 1}, "write {batches: N}"),
     ("fit", {"profile": {"wait": 16}, "max_length": {"batches": 20}}, "lower wait"),
-    ("learning_rate", "1e-3", "without quotes"),  # an optimizer is given it, by DeepSpeed or by the trial
+    ("learning_rate", "1e-3", "a number"),  # an optimizer is given it, by DeepSpeed or by the trial
     ("logging.wandb.api_key", "s3cret", "WANDB_API_KEY in the environment"),
 ]
 
