@@ -26,12 +26,7 @@ SMALLER_IS_BETTER = words("error loss mae mse nll perplexity ppl rmse wer")
 def search_problems(
     experiment: Experiment, fit: FitOptions, trial: TrialClass | None
 ) -> tuple[list[Problem], list[Problem]]:
-    """What in a search cannot work, and what is probably a mistake.
-
-    Args:
-        experiment: Its ``searcher`` is as its schema wants it.
-        fit: How long it trains.
-        trial: What reports the metrics; None where they are not known.
+    """(errors, warnings): what in a search cannot work, and what is probably a mistake.
 
     Source: ``getMetric`` and ``validationCompleted`` in determined 0.38.1's ``master/pkg/searcher/asha_stopping.go``.
     """
@@ -92,13 +87,7 @@ def judge_points(
     where: Where,
     check: Callable[[Document, ResolvedConfig | None], tuple[Iterable[Problem], Iterable[Problem]]],
 ) -> tuple[list[Finding], int, ResolvedConfig | None]:
-    """Judge each of some points of an experiment's space.
-
-    Args:
-        experiment: It.
-        points: Of its space.
-        where: Where they run, slots included.
-        check: Finds further problems and warnings of a point.
+    """Judge each of some points of an experiment's space; ``check`` finds further problems and warnings of a point.
 
     Returns:
         Why points cannot run, which is a warning where others can, since a search skips them; and what is probably a

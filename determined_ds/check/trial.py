@@ -35,7 +35,7 @@ def code_problems(experiment: Experiment, context_dir: Path, *, option: str = ""
     A module that is not in the context directory may be installed; what is in it is left to the ranks.
 
     Args:
-        experiment: It.
+        experiment: What is run.
         context_dir: The folder with the code.
         option: One of a command that a script can honour with this library alone: ``--test`` or ``--measure``.
     """

@@ -56,10 +56,7 @@ def params_of(section: str, kind: Any) -> list[str] | None:
 
 
 def located_problems(document: Document) -> Located:
-    """Every key of a DeepSpeed JSON that the installed DeepSpeed does not read, or reads as another type.
-
-    Each with its path. ``"auto"`` is of every type.
-    """
+    """Every key that the installed DeepSpeed does not read, or reads as another type, with its path."""
     broken = faults(known_keys(), document.data, takes_auto=True)
 
     def is_harmless(path: KeyPath, fault: Fault) -> bool:

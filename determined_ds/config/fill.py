@@ -151,9 +151,7 @@ def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
 def fills(c: ResolvedConfig) -> tuple[list[Change], list[Problem]]:
     """What stands for every "auto" of a DeepSpeed JSON, and for what is absent and needs a value; the batch apart.
 
-    Returns:
-        The changes, and a problem for each "auto" that nothing determines and that DeepSpeed has no default for;
-        that one is left out of the JSON.
+    An "auto" that nothing determines is left out; it is a problem where DeepSpeed has no default worth having.
     """
     ds, topology, accelerator = c.ds, c.topology, c.accelerator.name
     on_gpu, by_accelerator = accelerator != "cpu", Origin(f"the accelerator: {accelerator}")

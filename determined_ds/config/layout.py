@@ -92,10 +92,7 @@ class Topology:
 def topology_problem(
     layout: Topology, slots: int, replicas: int | None, hyperparameters: Document, slots_origin: str
 ) -> Problem | None:
-    """Why ``slots`` are not pipe x model x sequence x data, with the numbers nearby that would do; None where they are.
-
-    ``replicas`` is the stated number, if any.
-    """
+    """Why ``slots`` are not pipe x model x sequence x data, with ``replicas`` if stated; None where they are."""
     found, rest = divmod(slots, layout.per_replica)
     if not rest and replicas in (None, found):
         return None
@@ -144,11 +141,8 @@ class Batch:
 def stated_batch(own: int | None, hyperparameters: Document, ds: Document, topology: Topology) -> Batch:
     """The batch that hyperparameters (``own`` is their ``global_batch_size``) and the DeepSpeed JSON state, completed.
 
-    An accumulation that is not stated is 1 where something else is left to derive, as in DeepSpeed.
-
-    Raises:
-        ConfigError: they state too little, the total twice, or numbers that do not divide; the fix names the nearest
-            totals that would do.
+    An accumulation that is not stated is 1 where something else is left to derive, as in DeepSpeed. A ConfigError says
+    that they state too little, the total twice, or numbers that do not divide.
     """
     _, of_micro, of_steps = BATCH_KEYS
     stated = (ds.get((key,)) for key in BATCH_KEYS)

@@ -89,15 +89,12 @@ def schema_of(hint: Any) -> Json:
 
 
 def read_model(model: type[T], document: Document, path: KeyPath) -> tuple[T, list[Problem]]:
-    """The fields of a model that are given and sound; all others have their defaults.
+    """The fields of a model that are given and sound, all others at their defaults; and a problem for each at fault.
 
     Args:
         model: A dataclass of :func:`option` s.
         document: The hyperparameters.
         path: Of the mapping that holds the fields.
-
-    Returns:
-        The model, and a problem for each value at fault.
     """
     kind: Any = model
     read, problems = _read(schema_of(kind), document, path)
@@ -480,8 +477,8 @@ def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], l
         hyperparameters: One point, as written.
 
     Returns:
-        It, with each such value also where the library reads it; names that are refused, and values that differ from
-        those at the real name; a warning of each name that was taken as another.
+        It, with each such value also where the library reads it; names that are refused; a warning of each that was
+        taken as another.
     """
     found: dict[bool, list[Problem]] = {True: [], False: []}  # refused, warned of
 

@@ -37,25 +37,14 @@ Breaks = Callable[["Strategy", "ResolvedConfig", Any], Any]
 
 
 class Rule(NamedTuple):
-    """One rule.
-
-    Args:
-        code: Short stable name.
-        key: In the DeepSpeed JSON or below ``hyperparameters``: what the problem names, with its value and origin.
-        breaks: Of a strategy, of what it runs with, in which every "auto" is filled, and of the value at the key: what
-            breaks the rule; anything false where nothing does.
-        message: What does not go together; ``{s}`` is the strategy, ``{found}`` what ``breaks`` returns, ``{key}`` the
-            last part of the key, ``{value}`` what stands there.
-        fix: What to write instead, in the same form.
-        warning: Whether it can run, but is probably not intended.
-    """
+    """One rule. In texts ``{s}`` is the strategy, ``{found}`` what ``breaks`` returns, ``{value}`` that of the key."""
 
     code: str
-    key: KeyPath
-    breaks: Breaks
+    key: KeyPath  # in the DeepSpeed JSON or below ``hyperparameters``; ``{key}`` is its last part
+    breaks: Breaks  # of the strategy, what it runs with, every "auto" filled, and the value; false where nothing does
     message: str
     fix: str
-    warning: bool
+    warning: bool  # it can run, but is probably not intended
 
 
 def row(code: str, keys: str, breaks: Breaks, message: str, fix: str, warning: bool = False) -> list[Rule]:

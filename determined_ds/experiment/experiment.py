@@ -219,10 +219,7 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
 
 
 def _with_fit(document: Document) -> Document:
-    """An experiment whose ``hyperparameters.fit`` has what it says in the keys of Determined's own trials.
-
-    What ``fit`` itself states stays.
-    """
+    """An experiment whose ``fit`` has, where it states nothing itself, what the keys of Determined's own trials say."""
     for path, name in FIT_KEYS.items():
         value, target = document.get(path), ("hyperparameters", "fit", name)
         if name == "reporting_period" and value is not None:

@@ -59,11 +59,7 @@ def _parsed(content: bytes) -> tuple[ast.Module, list[ast.AST]]:
 
 
 class Source:
-    """A file of Python: what it imports, binds and calls.
-
-    Args:
-        file: It.
-        context_dir: The folder with the code, for relative imports; None leaves those out.
+    """A file of Python: what it imports, binds and calls; for relative imports it needs the folder with the code.
 
     Raises:
         SourceError: it cannot be read, or is not Python.
@@ -203,14 +199,8 @@ def installed(package: str, *folders: Path) -> str | None:
 def sources_of(file: Path, context_dir: Path) -> dict[Path, Source]:
     """A script, or a trial's module, and the modules that it imports from beside it or the context directory.
 
-    Of these, what is not Python is left to the run, and this library is left out.
-
-    Args:
-        file: The script or module.
-        context_dir: The folder with the code.
-
-    Raises:
-        SourceError: the file itself is not Python.
+    Of these, what is not Python is left to the run, and this library is left out. Where the file itself is not Python,
+    it raises a SourceError.
     """
     found = {file: Source(file, context_dir)}
     todo = [file]

@@ -185,16 +185,9 @@ class SearchSpace:
 def read_space(
     document: Document, *, searcher: str, seed: int = 0, refused: Iterable[KeyPath] = ()
 ) -> tuple[SearchSpace, list[Problem]]:
-    """The space of an experiment's hyperparameters.
+    """The space of an experiment's hyperparameters, and a problem for each that a master takes and cannot draw.
 
-    Args:
-        document: The experiment.
-        searcher: ``searcher.name``.
-        seed: ``reproducibility.experiment_seed``.
-        refused: Paths of what Determined's schema refuses. A hyperparameter with one of them in it is left out.
-
-    Returns:
-        The space, and a problem for each hyperparameter that a master takes and cannot draw.
+    A hyperparameter in which Determined's schema refuses something, by the paths of ``refused``, is left out.
     """
     if not isinstance(document.get(HYPERPARAMETERS), dict):
         document = document.holding({"hyperparameters": {}})

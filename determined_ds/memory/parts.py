@@ -73,10 +73,9 @@ def measured_parts(shape: ModelShape, strategy: Strategy) -> list[PartBytes]:
 
 @lru_cache(maxsize=256)
 def _cut(layers: tuple[LayerShape, ...], method: str, parts: int) -> list[tuple[LayerShape, ...]]:
-    """The layers of each part: near where DeepSpeed cuts them.
+    """The layers of each part, so that the heaviest is lightest; DeepSpeed takes the least difference between parts.
 
-    DeepSpeed takes the cut with the least difference between its heaviest and its lightest part, and this the one whose
-    heaviest part is lightest. What ``measured`` times is not known here: it is taken for ``parameters``.
+    What ``measured`` times is not known here: it is taken for ``parameters``.
     """
     weights = [layer.num_trainable_parameters for layer in layers]
     if method.lower().startswith(BY_TYPE):
