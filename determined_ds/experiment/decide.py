@@ -15,7 +15,6 @@ from determined_ds.documents.files import read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.experiment import SLOTS, Experiment, with_flags
 from determined_ds.experiment.secrets import restored
-from determined_ds.experiment.space import odd_exponents
 
 T = TypeVar("T")
 
@@ -88,7 +87,6 @@ def decide_stated(experiment: Experiment, hyperparameters: Document, where: Wher
         ConfigError: every reason why it cannot run.
     """
     found = Problems()
-    found.warn(odd_exponents(experiment.space))
     if experiment.script is None and not read_hyperparameters(hyperparameters)[1]:
         found.problems += no_length(hyperparameters)
     resolved = found.of(lambda: resolve_stated(experiment, hyperparameters, where))
@@ -112,11 +110,6 @@ def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Whe
             warnings = error.warnings
     elif experiment.script is None:
         problems = read_hyperparameters(hyperparameters)[1]
-    most = where.accelerator.max_ranks * where.machines
-    if not problems and (where.slots or 0) > most:
-        message = f"this machine carries {most} ranks on {where.accelerator.name}"
-        fix, code = f"use --slots {most} or fewer", "more-ranks-than-devices"
-        problems = [experiment.document.problem(SLOTS, message, fix, code, value=where.slots)]
     if problems:
         raise ConfigError(problems, warnings)
     return None
