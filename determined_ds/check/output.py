@@ -70,10 +70,7 @@ class Report:
     def points_in_words(self) -> str:
         """How many points of a search can run."""
         said = f"{self.num_runnable:,} of {self.num_points:,} points can run"
-        if self.size == self.num_points:
-            return said
-        space = "points of a continuous space" if self.size is None else f"of {self.size:,} points"
-        return f"{said}; sampled {self.num_points:,} {space}"
+        return said if self.size == self.num_points else f"{said}, which are a sample"
 
     def as_json(self) -> dict[str, Any]:
         found = []

@@ -81,13 +81,10 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool) -> None:
     def refused(at: Path, message: str, fix: str, code: str = "output") -> Problem:
         return Problem(key="", origin=str(at), message=message, fix=fix, code=code)
 
-    problems = [refused(at, "is a folder", "name a file") for at in texts if at.is_dir()]
-    if not overwrite:
-        there = [at for at in texts if os.path.lexists(at) and not at.is_dir()]
+    there = [] if overwrite else [at for at in texts if os.path.lexists(at)]
+    if there:
         fix = "give --force (in Python, overwrite=True) to replace it, or another name"
-        problems += [refused(at, "is there already", fix, "exists") for at in there]
-    if problems:
-        raise ConfigError(problems)
+        raise ConfigError(refused(at, "is there already", fix, "exists") for at in there)
     for at, text in texts.items():
         try:
             at.parent.mkdir(parents=True, exist_ok=True)

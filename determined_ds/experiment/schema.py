@@ -133,13 +133,9 @@ def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem
 # A key that is needed, or takes values of several kinds -> an example of its value.
 _EXAMPLES = {
     "entrypoint": ENTRYPOINT_FORM,
-    "environment_variables": "[OMP_NUM_THREADS=1]",
-    "image": "determinedai/pytorch-ngc:0.38.1",
     "max_length": "{batches: N}",
     "metric": "validation_loss",
-    "min_validation_period": "{batches: N}",
     "searcher": "{name: single, metric: validation_loss}",
-    "shm_size": "8589934592",
     "time_metric": "batches",
 }
 _NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
@@ -166,11 +162,9 @@ def _problem_of(document: Document, fault: Fault) -> Problem:
         return document.problem(path, "is no longer a key of an experiment", fix, "removed-key")
     if keyword == "compared":
         relation, other, limit = detail
-        message, fix = f"lies outside {other}", f"write a relative path without .., or one below {other}"
-        if relation != "a_is_subdir_of_b":
-            least = f"a number above {limit:g}" if relation == "a<b" else f"{limit:g} or more"
-            message, fix = f"must be {least}, as {other} is {limit:g}", f"write {least}"
-        return document.problem(path, message, fix, "out-of-range")
+        wanted = {"a<b": "a number above", "a<=b": "at least"}.get(relation, "a path below")
+        fix = f"write {wanted} {other if limit is None else limit}"
+        return document.problem(path, f"must be {wanted} {other}", fix, "out-of-range")
     if keyword == "checks":
         message, code = detail, "hyperparameter-spec"
         if isinstance(value, dict) and "grid search" in detail:
