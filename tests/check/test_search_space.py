@@ -48,7 +48,6 @@ from determined_ds import DataParallelTrial
 class T(DataParallelTrial):
     validation_metrics = ("validation_loss", "accuracy", "val_acc", "accuracy_loss")
 """
-SINGLE = {"name": "single"}
 ASHA = {"name": "adaptive_asha", "max_trials": 16, "time_metric": "batches", "max_time": 64}
 LARGEST = {**ASHA, "smaller_is_better": False}
 RANGE = {"dropout": {"type": "double", "minval": 0, "maxval": 1, "count": 101}}
@@ -58,10 +57,8 @@ RANGE = {"dropout": {"type": "double", "minval": 0, "maxval": 1, "count": 101}}
     ("searcher", "searched", "code", "said"),
     [
         (GRID, {}, "search-nothing name", ""),
-        (SINGLE, RANGE, "search-single name", "dropout"),
         (ASHA, RANGE, "", ""),
         (LARGEST, RANGE, "search-direction metric", "true"),
-        ({**ASHA, "metric": "val_acc"}, RANGE, "search-direction metric", "false"),
         ({**ASHA, "time_metric": "tokens"}, RANGE, "search-time time_metric", "batches"),
         ({**ASHA, "max_time": 32}, RANGE, "search-length max_time", "{batches: 32}"),
     ],

@@ -11,13 +11,6 @@ from determined_ds import load_experiment
 from tests.package import CPU, ENTRYPOINT, experiment, refusal, resolved_of
 
 
-@pytest.mark.parametrize("nulls", ["", "resources:\nhyperparameters:\nname:\nsearcher:\n"])
-def test_what_is_absent_has_determineds_default(nulls: str) -> None:
-    read = experiment(f"entrypoint: {ENTRYPOINT}\n{nulls}")
-    assert (read.name, read.slots, read.metric, read.smaller_is_better) == ("unnamed", 1, "", True)
-    assert read.hyperparameters.data == {}
-
-
 def test_a_trial_in_determineds_own_form_trains_as_long_as_the_experiment_says() -> None:
     """What ``fit`` says stays; 0 is no period; a length in records, which nothing here counts, is refused."""
     config = {
@@ -37,8 +30,6 @@ def test_a_trial_in_determineds_own_form_trains_as_long_as_the_experiment_says()
     assert "searcher.max_length" in problem.origin
 
 
-# ------------------------------------------------------------------------------------------- what is run
-
 LAUNCH, FORM = "python3 -m determined.launch.", "python3 -m determined_ds.train"
 # An entrypoint, whichever launcher of Determined is before it -> its trial, Determined's own form of one, or a script.
 RUNS = {
@@ -53,11 +44,11 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("entrypoint", RUNS)
-def test_an_entrypoint_names_its_trial_or_script(entrypoint: str) -> None:
-    found = experiment({"entrypoint": entrypoint}).entrypoint
-    kind = "script " if found.is_script else "legacy " if found.is_legacy else ""
-    assert kind + " ".join(found.words) == RUNS[entrypoint]
+def test_an_entrypoint_names_its_trial_or_script() -> None:
+    for entrypoint, expected in RUNS.items():
+        found = experiment({"entrypoint": entrypoint}).entrypoint
+        kind = "script " if found.is_script else "legacy " if found.is_legacy else ""
+        assert kind + " ".join(found.words) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,8 +63,6 @@ def test_an_entrypoint_names_its_trial_or_script(entrypoint: str) -> None:
 def test_any_other_entrypoint_is_refused_with_the_form(entrypoint: Any, fix: str) -> None:
     assert fix in refusal(lambda: experiment({"entrypoint": entrypoint})).fix
 
-
-# ------------------------------------------------------------------------------------------- --set
 
 BASE = f"""
 name: base
@@ -98,11 +87,7 @@ def with_set(folder: Path, override: str) -> Any:
 
 @pytest.mark.parametrize("override", OVERRIDES)
 def test_set_means_what_config_means_to_det(tmp_path: Path, override: str) -> None:
-    """What `det experiment create --config` sends, as the master reads it.
-
-    Between the two `yes` and a date change what they are: to `det` they are a word and a date, to the master
-    a boolean and a word. `1e-3` is a number to both, as it is here; only plain PyYAML takes it for a word.
-    """
+    """What `det experiment create --config` sends, as the master reads it."""
     from determined.cli.ntsc import parse_config_overrides
     from determined.common.util import yaml_safe_dump, yaml_safe_load
 
@@ -111,8 +96,6 @@ def test_set_means_what_config_means_to_det(tmp_path: Path, override: str) -> No
     assert with_set(tmp_path, override) == experiment(sent).config
 
 
-@pytest.mark.parametrize(
-    "override", ["", "name", "=1", "a..b=1", "name=[1", "name={a: 1, a: 2}", "name=&a [*a]"]
-)
+@pytest.mark.parametrize("override", ["name", "a..b=1", "name={a: 1, a: 2}"])
 def test_what_is_no_setting_is_refused(tmp_path: Path, override: str) -> None:
     assert f"--set {override.partition('=')[0]}" in str(refusal(lambda: with_set(tmp_path, override)))

@@ -45,21 +45,6 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
     assert fits == [True, False]
 
 
-@pytest.mark.parametrize("count", ["10000000", "345m", "1.5e9", "124,439,808", "0.5T"])
-def test_a_count_alone_gives_a_plausible_model(count: str) -> None:
-    """In whichever way it is written."""
-    model = estimate("--parameters", count)["model"]
-    units = {"m": "e6", "T": "e12"}
-    wanted = float("".join(units.get(letter, letter) for letter in count.replace(",", "")))
-    layers, hidden, vocab = (model[name] for name in ("num_layers", "hidden_size", "vocab_size"))
-    assert layers * (12 * hidden**2 + 13 * hidden) + vocab * hidden == pytest.approx(wanted, rel=0.35)
-    assert (model["num_parameters"], hidden % model["num_heads"]) == (wanted, 0)
-    assert any("layers of width" in assumption for assumption in model["assumptions"])
-
-
-# ------------------------------------------------------------------------------------------- models
-
-
 def test_a_model_that_is_no_transformer_is_counted_in_its_own_folder(tmp_path: Path) -> None:
     folder = ROOT / "tests" / "cli" / "own_model"
     own, other = (shutil.copytree(folder, tmp_path / name) for name in ("own", "other"))
@@ -89,9 +74,3 @@ def test_every_way_to_recompute_activations_saves_as_much_memory() -> None:
     assert all(found["activation_checkpointing"] for found in recomputed)
     assert len({found["activations_bytes"] for found in recomputed}) == 1
     assert recomputed[0]["activations_bytes"] < 0.5 * without["activations_bytes"]
-
-
-def test_the_model_of_a_script_is_not_known() -> None:
-    message = refused(ROOT / "experiments" / "hf_trainer" / "const.yaml", ROOT)
-    assert "a script builds its model by itself" in message
-    assert "--parameters" in message

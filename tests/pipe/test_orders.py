@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.package import bubble, order, recorded_step
-from tests.pipe.steps import UNITS, Op, Step, simulated, step_time, steps
+from tests.package import bubble
+from tests.pipe.steps import UNITS, Step, simulated, step_time, steps
 
 times = st.integers(1, 50)
 
@@ -29,20 +28,6 @@ def test_every_pass_is_computed_once_by_the_rank_that_holds_the_part_and_none_wa
     assert {op for op, _ in ops} == expected
     for (_, part, _), rank in ops:  # DualPipeV folds the parts into a V, the others go round
         assert rank == (min(part, last - part) if step.schedule == "dualpipev" else part % step.ranks)
-
-
-@given(steps("1f1b"))
-def test_1f1b_holds_as_many_micro_batches_as_deepspeed_has_buffers(step: Step) -> None:
-    """Of which DeepSpeed has two at least."""
-    from deepspeed.runtime.pipe.schedule import TrainSchedule
-
-    p, m = step.ranks, step.micro_batches
-    for rank, ops in enumerate(step.orders):
-        held = [{"F": 1, "B": -1}[kind] for kind, *_ in ops]
-        most = max(sum(held[: end + 1]) for end in range(len(held)))
-        schedule = TrainSchedule(micro_batches=m, stages=p, stage_id=rank)
-        assert most == min(p - rank, m)
-        assert max(2, most) == schedule.num_pipe_buffers()
 
 
 @given(steps("interleaved", "zb-h1"))
@@ -76,20 +61,6 @@ def test_dualpipev_is_that_of_deepspeed(step: Step) -> None:
             if type(each) in kinds
         ]
         assert [(kind, int(part >= step.ranks), batch) for kind, part, batch in own] == found
-
-
-def test_numbers_without_an_order_are_refused() -> None:
-    for numbers in (
-        ("dualpipev", 2, 3, 2),
-        ("dualpipev", 2, 4),
-        ("gpipe", 2, 4, 2),
-        ("interleaved", 2, 3, 2),
-    ):
-        with pytest.raises(ValueError, match=r"not [1-4]"):
-            order(*numbers)
-
-
-# ------------------------------------------------------------------------------------------- bubbles
 
 
 def waited(step: Step, **seconds: int) -> Fraction:
@@ -126,19 +97,3 @@ def test_ranks_wait_as_long_as_the_papers_say(step: Step, f: int, b: int, w: int
 def test_the_bubble_is_what_the_passes_make_to_the_last_bit(step: Step) -> None:
     exact = waited(step, **UNITS) / Fraction(step_time(simulated(step)))
     assert abs(bubble(*step) - exact) < Fraction(1, 2**52)  # a float's last bit
-
-
-def test_uneven_parts_are_planned_as_long_as_they_were() -> None:
-    """The second rank's passes take twice the time; one of them, once, ten times. Loading is work, and not planned."""
-    step = Step("1f1b", 2, 8)
-
-    def cost(op: Op) -> float:
-        return (1 + op[1]) * (1 if op[0] == "F" else 2)
-
-    late = simulated(step, lambda op: 20 if op == ("F", 1, 3) else cost(op))
-    first = late[0][0][1]
-    late[0].insert(0, (("L", 0, 0), first - 1, first))
-    found = recorded_step(step, late)
-    assert found["spans"][0][0] == (("L", 0, 0), 0, 1)
-    assert found["planned"] == simulated(step, cost)
-    assert recorded_step(step, [late[0], []]) == {}
