@@ -234,19 +234,6 @@ def cut_by_times(seconds: Sequence[tuple[float, float]], *schedule: Any) -> list
     return list(fastest(layers, _pipeline(*schedule))[:-1])
 
 
-def recorded_step(schedule: Sequence[Any], spans: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """A recorded step of a pipeline: its spans from 0, and the planned ones; {} where there is none.
-
-    ``schedule`` is arguments of ``order``; the spans of a rank are a pass as there, its start and its end.
-    """
-    from determined_ds.pipe.orders import Op
-    from determined_ds.pipe.timeline import Span, recorded_step
-
-    made = [[Span(op=Op(*op), start=start, end=end) for op, start, end in own] for own in spans]
-    step = recorded_step(_pipeline(*schedule), made)
-    return {} if step is None else {"spans": _plain(step.spans), "planned": _plain(step.planned())}
-
-
 def trials_at_once(experiment: Experiment, accelerator: Accelerator) -> tuple[int, tuple[str, ...]]:
     """How many trials of a search run at a time on a machine, and the GPUs that they share out."""
     from determined_ds.search.plan import machine_of

@@ -14,7 +14,6 @@ import pytest
 # Test -> regular expressions of the ids of its short cases.
 SHORT_CASES: dict[str, tuple[str, ...]] = {
     "cluster/test_follow.py::test_what_no_restart_can_help_is_started_once_and_says_why": ("configuration",),
-    "experiments/test_lost_constants.py::test_without_any_of_them_it_trains_the_same": (".*/gpt2/.*",),
     "experiments/test_templates.py::test_it_runs": (
         ".*/const.yaml",
         ".*/(search|pipeline|zero3).yaml",

@@ -58,13 +58,3 @@ def test_runs_are_named(tmp_path: Path) -> None:
     assert (only.severity, only.code, only.file) == ("warning", "context-run", str(tmp_path / "runs"))
     write(tmp_path, {".detignore": "runs/\n"})
     assert of_context(tmp_path) == []
-
-
-def test_a_link_to_a_folder_is_warned_of_since_nothing_in_it_is_sent(tmp_path: Path) -> None:
-    write(tmp_path, {"data/a.txt": "x", "context/b.txt": "x"})
-    (tmp_path / "context/shared").symlink_to(tmp_path / "data")
-    (only,) = of_context(tmp_path / "context")
-    assert (only.code, only.file) == ("context-link", str(tmp_path / "context/shared"))
-    assert not [item for item in context.read_v1_context(tmp_path / "context") if "shared/" in item.path]
-    write(tmp_path, {"context/.detignore": "shared\n"})
-    assert of_context(tmp_path / "context") == []

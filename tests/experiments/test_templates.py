@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from determined.common import context, util
 
-from determined_ds import load_experiment
 from tests.experiments.templates import JSONS, RUN_ANYWHERE, RUN_HERE, TEMPLATES, comments
 from tests.harness.checked import reports
 from tests.harness.command import ROOT, det_ds
@@ -47,14 +46,6 @@ def test_it_checks_clean(path: str, accelerator: str, monkeypatch: pytest.Monkey
         assert report["points"]["runnable"] == report["points"]["checked"]
 
 
-def test_every_deepspeed_json_is_used() -> None:
-    """By a template, or named where strategies are told apart."""
-    used = {load_experiment(ROOT / path).hyperparameters.get(("deepspeed_config",)) for path in TEMPLATES}
-    page = (ROOT / "docs/strategies.md").read_text()
-    assert used <= set(JSONS)
-    assert [path for path in JSONS if path not in used and Path(path).name not in page] == []
-
-
 @pytest.mark.parametrize("path", RUN_HERE)
 def test_it_runs(path: str, tmp_path: Path) -> None:
     done = det_ds("run", path, ".", "--test", "--run-dir", tmp_path)
@@ -68,9 +59,6 @@ def test_it_runs(path: str, tmp_path: Path) -> None:
         ]
         assert losses
         assert all(math.isfinite(loss) for loss in losses)
-
-
-# ------------------------------------------------------------------------------------- what goes to the cluster
 
 
 def sent_from(folder: Path) -> dict[str, int]:
@@ -92,6 +80,9 @@ def test_what_the_cluster_gets() -> None:
     assert not {*TEMPLATES} & set(sent)  # each is sent beside it
 
 
+MEASURE = "determined_ds.doctor.measure"  # doctor --measure needs the package in the image
+
+
 def modules_loaded_by(module: str) -> set[Path]:
     """The files of this library that a module may load, wherever in it an import stands."""
     found: set[Path] = set()
@@ -101,7 +92,7 @@ def modules_loaded_by(module: str) -> set[Path]:
         path = ROOT.joinpath(*name.split("."))
         candidates = (path.with_suffix(".py"), path / "__init__.py", path / "__main__.py")
         files = [file for file in candidates if file.is_file()]
-        if name.startswith("determined_ds.") and files and not found.issuperset(files):
+        if name.startswith("determined_ds.") and name != MEASURE and files and not found.issuperset(files):
             found.update(files)
             for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
                 if isinstance(node, ast.Import):

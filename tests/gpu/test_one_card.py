@@ -33,13 +33,8 @@ PEAK_FLOPS = {
     "H100 PCIe": 756e12,
     "H100": 989e12,
     "H200": 989e12,
-    "GH200": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
-    "L4": 121e12,
-    "A10G": 70e12,
-    "A10": 125e12,
-    "RTX 4090": 165e12,
 }
 STRATEGIES = ("zero0", "zero1", "zero2", "zero3", "zero3_offload")
 OFFLOAD = ["hyperparameters.deepspeed_config=experiments/deepspeed/zero3_offload.json"]
@@ -52,14 +47,7 @@ PRECISION = {
     ],
     "compiled": ["hyperparameters.torch_compile=true"],
 }
-MODELS = (
-    "bert/const",
-    "causal_lm/const",
-    "dcgan/const",
-    "drivable_vit/const",
-    "gpt2/const",
-    "vit/const",
-)
+MODELS = ("bert", "causal_lm", "dcgan", "drivable_vit", "gpt2", "vit")
 HOST_ADAM = "DeepSpeed compiles the optimizer of the host, and there is no g++"
 # Relative. Kernels add in another order each time, and half precision has three digits.
 SAME, ALIKE = 0.01, 0.03
@@ -80,15 +68,6 @@ def gpt2(size: str, stage: int, micro_batch: int, **more: Any) -> list[str]:
     }
     sets = [f"hyperparameters.{name}={value}" for name, value in hyperparameters.items()]
     return [*sets, f"{OVERWRITE}.train_micro_batch_size_per_gpu={micro_batch}"]
-
-
-def to_nvme(folder: Path) -> list[str]:
-    """Overrides of ``gpt2/const`` for a disk instead of host memory."""
-    return OFFLOAD + [
-        f"{OVERWRITE}.zero_optimization.{section}.{key}={value}"
-        for section in ("offload_optimizer", "offload_param")
-        for key, value in {"device": "nvme", "nvme_path": str(folder)}.items()
-    ]
 
 
 def length(batches: int, reporting: int = 1, validation: int | None = None) -> list[str]:
@@ -183,9 +162,9 @@ def gpu() -> None:
         skip_or_fail("gpu", "torch finds none here")
 
 
-@pytest.mark.parametrize("template", MODELS)
-def test_every_model_trains_validates_saves_and_loads(template: str, tmp_path: Path) -> None:
-    assert "test passed" in run(template, tmp_path / "run", [], "--test")
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_trains_validates_saves_and_loads(model: str, tmp_path: Path) -> None:
+    assert "test passed" in run(f"{model}/const", tmp_path / "run", [], "--test")
 
 
 @pytest.fixture(scope="module")
@@ -209,18 +188,6 @@ def test_every_strategy_descends_the_same_loss(strategy: str, in_fp32: list[floa
 @pytest.mark.parametrize("change", PRECISION)
 def test_every_precision_descends_it_too(change: str, in_fp32: list[float], tmp_path: Path) -> None:
     run("gpt2/zero1", tmp_path / "run", [*length(10), *PRECISION[change]])
-    assert losses(tmp_path / "run") == pytest.approx(in_fp32, rel=ALIKE)
-
-
-def test_offload_to_nvme_descends_it_too(in_fp32: list[float], tmp_path: Path) -> None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    if not shutil.which("g++") or not AsyncIOBuilder().is_compatible(verbose=False):
-        pytest.skip(
-            "DeepSpeed's async_io cannot be built here: it takes g++ and libaio (apt install libaio-dev)"
-        )
-    (tmp_path / "nvme").mkdir()
-    run("gpt2/const", tmp_path / "run", [*length(10), *to_nvme(tmp_path / "nvme")])
     assert losses(tmp_path / "run") == pytest.approx(in_fp32, rel=ALIKE)
 
 

@@ -37,6 +37,7 @@ class Strategy(NamedTuple):
     sequence: int = 1
     overwrites: dict[str, Any] = {}  # noqa: RUF012 — of the DeepSpeed JSON
     engine: str = "deepspeed"
+    compiled: bool = False
 
 
 STRATEGIES = {
@@ -46,6 +47,9 @@ STRATEGIES = {
     "ZeRO 1, micro-batch 1": Strategy(2, "zero1", accumulation=4),
     "ZeRO 2, accumulation 2": Strategy(2, "zero2", accumulation=2),
     "ZeRO 3, accumulation 2": Strategy(2, "zero3", accumulation=2),
+    "ZeRO 1, compiled": Strategy(2, "zero1", compiled=True),
+    "ddp, compiled": Strategy(2, "zero0", engine="ddp", compiled=True),
+    "pipeline, compiled": Strategy(2, "pipeline", accumulation=4, stages=2, compiled=True),
     "pipeline, ZeRO 1": Strategy(2, "zero1", accumulation=4, stages=2),
     "sequence 2, ZeRO 0": Strategy(2, "zero0", sequence=2),
     "sequence 2, ZeRO 2, accumulation 2": Strategy(2, "zero2", accumulation=2, sequence=2),
@@ -73,6 +77,7 @@ def hyperparameters(strategy: Strategy) -> dict[str, Any]:
             **strategy.overwrites,
         },
         "trial_seed": SEED,
+        "torch_compile": strategy.compiled,
         "model_size": "tiny",
         "sequence_length": SEQUENCE_LENGTH,
         "dropout": 0.0,
