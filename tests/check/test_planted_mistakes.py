@@ -99,17 +99,6 @@ PLANTED = {
         CONST, JSON_FILE, f"deepspeed_config: {INLINE}", f"deepspeed_config: {{type: const, val: {INLINE}}}"
     ),
     # The search
-<<<<<<< HEAD
-    "a search without its length": Mistake(
-        SEARCH,
-        SPAN,
-        "",
-        edits=((SEARCH, "  max_rungs:", "  max_time: 200\n  max_rungs:"),),
-        at="searcher:",
-        chosen="200",
-    ),
-=======
->>>>>>> 6c4ab078 (Tests of deciding: origins are seen by check --explain alone; fewer planted mistakes, spellings and refusals of one code path)
     "a search longer than the training": Mistake(SEARCH, "max_time: 200 ", "max_time: 400 "),
     "a grid without counts": Mistake(  # zero_stage has none either
         SEARCH, ASHA, GRID, edits=COUNTS, chosen="3 4", at=RATE, also="hyperparameter-spec"
