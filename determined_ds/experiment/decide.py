@@ -110,6 +110,11 @@ def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Whe
             warnings = error.warnings
     elif experiment.script is None:
         problems = read_hyperparameters(hyperparameters)[1]
+    most = where.accelerator.max_ranks * where.machines
+    if not problems and (where.slots or 0) > most:
+        message = f"this machine carries {most} ranks on {where.accelerator.name}"
+        fix, code = f"use --slots {most} or fewer", "more-ranks-than-devices"
+        problems = [experiment.document.problem(SLOTS, message, fix, code, value=where.slots)]
     if problems:
         raise ConfigError(problems, warnings)
     return None
