@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from determined_ds.check.output import ERROR, SEVERITIES, Finding, Report, findings_of
 from determined_ds.check.sent_files import context_problems
 from determined_ds.check.space import judge_points, search_problems
-from determined_ds.check.trial import code_problems, metric_problems, stages_problem
+from determined_ds.check.trial import code_problems, metric_problems
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
 from determined_ds.config.params import lost_on_cluster, read_hyperparameters
-from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages, problems_alone
+from determined_ds.config.resolve import Where, missing_packages, problems_alone
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_json, read_yaml
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError
 from determined_ds.experiment.decide import OF_EXPERIMENTS, left_open, no_length, resolve_stated
 from determined_ds.experiment.experiment import (
-    Experiment,
     ignored_keys_of,
     read_experiment,
     variable_problems,
@@ -35,8 +34,6 @@ from determined_ds.experiment.space import odd_exponents, points_of
 OF_ABSENCE = ("auto-undetermined", "batch", "batch-missing", "max-length")
 OF_NAMES = ("other-name", "unknown-key")
 STRATEGY = ("hyperparameters.deepspeed_config", "hyperparameters.overwrite_deepspeed_args")
-# The problem of a point that does not fit a GPU; it raises a ConfigError where its model cannot be built.
-DoesNotFit = Callable[[Experiment, ResolvedConfig, Path, Document], Problem | None]
 
 
 def check_files(
@@ -46,7 +43,6 @@ def check_files(
     slots: int | None = None,
     overrides: Sequence[str] = (),
     accelerator: str = "cuda",
-    does_not_fit: DoesNotFit | None = None,
 ) -> list[Report]:
     """Check files, each by itself.
 
@@ -56,7 +52,6 @@ def check_files(
         slots: Instead of ``resources.slots_per_trial``.
         overrides: ``KEY=VALUE``, which overwrite values of every experiment.
         accelerator: ``cuda`` or ``cpu``.
-        does_not_fit: Of a slot's GPU; None: whether points fit is not checked.
 
     Returns:
         A report for each file, then one for each context directory in which something was found.
@@ -78,9 +73,7 @@ def check_files(
             document = with_flags(document, overrides, slots=slots)
         except ConfigError as error:  # it cannot be read
             return Report(file=name, kind="experiment", findings=findings_of(error.problems))
-        return check_experiment(
-            document, context_dir=context_dir, accelerator=accelerator, does_not_fit=does_not_fit
-        )
+        return check_experiment(document, context_dir=context_dir, accelerator=accelerator)
 
     reports = [report_of(file) for file in files]
     folders = {each.context_dir.resolve(): each.context_dir for each in reports if each.context_dir}
@@ -96,7 +89,6 @@ def check_experiment(
     context_dir: Path | None = None,
     accelerator: str = "cuda",
     place: int = CLUSTER,
-    does_not_fit: DoesNotFit | None = None,
 ) -> Report:
     """Everything that a master would refuse, and much that it would accept.
 
@@ -105,7 +97,6 @@ def check_experiment(
         context_dir: Of its code; None to find it.
         accelerator: ``cuda`` or ``cpu``.
         place: Where it will run, by the tables of keys: on a cluster, or in a search here.
-        does_not_fit: As for :func:`check_files`.
     """
     file, on_cluster, findings = document.name, place == CLUSTER, list[Finding]()
 
@@ -157,21 +148,10 @@ def check_experiment(
     where = Where(context_dir=folder, accelerator=devices, slots=experiment.slots, slots_origin=origin)
     staged = experiment.trained(2)
 
-    def check(point: Document, resolved: ResolvedConfig | None) -> tuple[list[Problem], list[Problem]]:
-        """What is checked of a point beside its configuration: what the trial's source shows, whether it fits."""
-        problem = stages_problem(point, trials(staged)) if staged else None
-        if resolved is None:
-            return [problem] if problem else [], []
-        odd = list[Problem]()
-        if does_not_fit is not None and problem is None:
-            try:
-                problem = does_not_fit(experiment, resolved, folder, point)
-            except ConfigError as error:  # its model cannot be built, so whether it fits is unknown
-                odd += error.problems
-        return [problem] if problem else [], odd
-
     points = points_of(experiment.space)
-    of_points, num_runnable, runs = judge_points(experiment, points, where, check)
+    of_points, num_runnable, runs = judge_points(
+        experiment, points, where, trials(staged) if staged else None
+    )
     renamed = any(each.severity == ERROR and each.problem.code in OF_NAMES for each in of_points)
     add(each for each in of_points if not ((broken or renamed) and each.problem.code in OF_ABSENCE))
     if num_runnable and runs is None:

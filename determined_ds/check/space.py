@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from determined_ds.check.output import ERROR, WARNING, Finding, Share
-from determined_ds.check.trial import reports
+from determined_ds.check.trial import reports, stages_problem
 from determined_ds.config.params import UNITS, FitOptions
 from determined_ds.config.resolve import ResolvedConfig, Where
-from determined_ds.documents.document import Document, words
+from determined_ds.documents.document import words
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.experiment.decide import resolve_stated
 from determined_ds.experiment.experiment import Experiment
@@ -85,9 +85,9 @@ def judge_points(
     experiment: Experiment,
     points: Sequence[tuple[Any, ...]],
     where: Where,
-    check: Callable[[Document, ResolvedConfig | None], tuple[Iterable[Problem], Iterable[Problem]]],
+    staged: TrialClass | None,
 ) -> tuple[list[Finding], int, ResolvedConfig | None]:
-    """Judge each of some points of an experiment's space; ``check`` finds further problems and warnings of a point.
+    """Judge each of some points of an experiment's space, whose pipelines are trained by ``staged``.
 
     Returns:
         Why points cannot run, which is a warning where others can, since a search skips them; and what is probably a
@@ -104,15 +104,15 @@ def judge_points(
             problems, warnings = list[Problem](), [*resolved.warnings] if resolved else []
         except ConfigError as error:
             problems, warnings = [*error.problems], [*error.warnings]
-        more, odd = check(point, resolved)
-        problems += more
+        if staged and (wrong := stages_problem(point, staged)):
+            problems.append(wrong)
         if problems:
             refused.append(index)
         elif first is None:
             first = resolved
         for stops, problem in [
             *((True, each) for each in problems),
-            *((False, each) for each in (*warnings, *odd)),
+            *((False, each) for each in warnings),
         ]:
             found.setdefault((stops, problem.code, problem.key), (problem, set()))[1].add(index)
 

@@ -15,7 +15,6 @@ from determined_ds.cli.options import COUNT, GivenPath, options, set_option
 from determined_ds.report.numbers import count
 
 if TYPE_CHECKING:
-    from determined_ds.check.experiment import DoesNotFit
     from determined_ds.check.output import Report
 
 EPILOG = """\b
@@ -23,7 +22,7 @@ Examples:
   det-ds check experiments/gpt2/const.yaml
   det-ds check experiments/gpt2/const.yaml .
   det-ds check experiments/*/*.yaml experiments/deepspeed/*.json --strict
-  det-ds check experiments/gpt2/search.yaml --slots 8 --gpu-memory 80GiB
+  det-ds check experiments/gpt2/search.yaml --slots 8
   det-ds check experiments/gpt2/zero3.yaml --explain
   det-ds check experiments/gpt2/const.yaml --explain --json > ds_config.json
   det-ds check experiments/gpt2/const.yaml --memory --gpu-memory 24GiB
@@ -32,13 +31,12 @@ Examples:
 
 \b
 Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors. A note names what could not be checked,
-and does not count. With --gpu-memory alone, a point that does not fit is an error; with --memory the table is the
-answer, and the exit code is 0 even where nothing fits.
+and does not count. With --memory the table is the answer, and the exit code is 0 even where nothing fits.
 """
 WIDEST = 60  # a longer line of JSON moves only its own origin to the right
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 CONTEXT_HELP = "CONTEXT_DIR; default: the current folder, or the nearest above CONFIG that has the trial."
-GPU_HELP = "Of one slot, e.g. 80GiB: check that every point fits. Loads torch."
+GPU_HELP = "For --memory: of one slot, e.g. 80GiB; shows what fits."
 ACCELERATOR_HELP = 'The cluster\'s slots, for which "auto" is filled; default cuda, which needs no GPU here.'
 EXPLAIN_HELP = "The exact DeepSpeed configuration, with the source of each value."
 JSON_HELP = "One JSON object, for editors and CI. Explained: only the plain configuration."
@@ -96,7 +94,7 @@ def check(
     holds for --memory: what a rank needs under every ZeRO stage and offload, of a pipeline under every schedule, and
     what fits. Its model is the experiment's, or given by its sizes without a CONFIG.
     """
-    of_memory = any(value not in (None, False) for value in asked.values())
+    of_memory = gpu_memory is not None or any(value not in (None, False) for value in asked.values())
     alone = "memory" if of_memory else "explain" if explained else ""
     if of_memory and explained:
         raise click.UsageError("--memory and --explain exclude each other")
@@ -119,7 +117,6 @@ def check(
         slots=slots,
         overrides=overrides,
         accelerator=accelerator,
-        does_not_fit=None if gpu_memory is None or of_memory else _does_not_fit(gpu_memory),
     )
     counts = Counter(finding.severity for report in reports for finding in report.findings)
     num_errors, num_warnings = counts["error"], counts["warning"]
@@ -147,21 +144,6 @@ def check(
     elif not num_errors:
         _explain(reports[0], as_json=as_json)
     sys.exit(code)
-
-
-def _does_not_fit(size: str) -> DoesNotFit:
-    from determined_ds.memory.fitting import memory_problem
-    from determined_ds.memory.units import parse_bytes
-
-    num_bytes = parse_bytes(size)
-
-    def does_not_fit(experiment: Any, resolved: Any, context_dir: Path, point: Any) -> Any:
-        from determined_ds.train.shape import shape_of_experiment  # loads torch
-
-        shape = shape_of_experiment(experiment, resolved, context_dir, hyperparameters=point)
-        return memory_problem(num_bytes, shape, point, resolved)
-
-    return does_not_fit
 
 
 def _show(report: Report, *, err: bool) -> None:

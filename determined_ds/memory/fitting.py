@@ -6,13 +6,10 @@ from bisect import bisect
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import Strategy, plain_forms
-from determined_ds.documents.document import Document
-from determined_ds.errors import Problem
 from determined_ds.memory.model import ModelShape
 from determined_ds.memory.rank import Memory, memory_of_stages, memory_per_rank
-from determined_ds.memory.units import GIB, divisors, format_bytes
+from determined_ds.memory.units import GIB
 from determined_ds.pipe.orders import INTERLEAVED, SCHEDULES, default_chunks
 
 # What CUDA, cuBLAS and NCCL take before the first tensor. The context alone is 0.3 to 0.6 GiB from Volta to Hopper;
@@ -115,22 +112,3 @@ def schedule_fits(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int |
             if is_possible or each == strategy:
                 found.append(Fit(shape=shape, strategy=each, gpu_memory_bytes=gpu_memory_bytes))
     return found
-
-
-def memory_problem(
-    size: int, shape: ModelShape, hyperparameters: Document, resolved: ResolvedConfig
-) -> Problem | None:
-    """The problem of a training that does not fit a GPU of so many bytes, with what does; None where it does."""
-    strategy = resolved.strategy.checkpointed_by(shape.checkpoint_interval)
-    own = Fit(shape=shape, strategy=strategy, gpu_memory_bytes=size)
-    if own.fits:
-        return None
-    if largest := own.largest_micro_batch:
-        of_replica = divisors(resolved.batch.global_batch_size // resolved.batch.replicas)
-        best = max(number for number in of_replica if number <= largest)
-        fix = f"set train_micro_batch_size_per_gpu to {best} (at most {largest} fit)"
-    else:
-        fix = "use more slots, larger GPUs or a smaller model: --memory shows what each strategy needs"
-    needed, gpu, left = map(format_bytes, (own.memory.total_bytes, size, usable_bytes(size)))
-    message = f"a rank needs {needed}, and a GPU of {gpu} leaves {left}: --memory shows what for"
-    return hyperparameters.problem(("deepspeed_config",), message, fix, "memory")

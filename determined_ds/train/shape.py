@@ -10,7 +10,6 @@ import json
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from determined_ds.config.params import OWN_KEYS
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import ELEMENT_BYTES, is_asked_of_model
-from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.memory.model import LayerShape, MeasuredActivations, ModelShape, PartBytes
@@ -40,12 +38,7 @@ _shapes: dict[str, ModelShape] = {}
 
 
 def shape_of_experiment(
-    experiment: Experiment,
-    resolved: ResolvedConfig,
-    context_dir: Path,
-    *,
-    hyperparameters: Document | None = None,
-    precision: str | None = None,
+    experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, *, precision: str | None = None
 ) -> ModelShape:
     """The shape of an experiment's model: ``prepare`` and ``build_model`` are run, on the meta device.
 
@@ -55,7 +48,6 @@ def shape_of_experiment(
         experiment: Names the trial.
         resolved: Gives the pipeline stages.
         context_dir: The folder with the code.
-        hyperparameters: The resolved point of the search space; None: that of the experiment.
         precision: What activations are measured in; None: as resolved.
 
     Raises:
@@ -64,7 +56,6 @@ def shape_of_experiment(
     if experiment.script is not None:
         message = "a script builds its model by itself, and is not run for it"
         raise ConfigError(experiment.document.problem(("entrypoint",), message, SAY_SIZE, "unknown-model"))
-    experiment = replace(experiment, hyperparameters=hyperparameters or experiment.hyperparameters)
     precision = precision or resolved.strategy.precision
     own = {key: value for key, value in experiment.hyperparameters.data.items() if key not in NOT_THE_MODELS}
     data, parts = experiment.config.get("data"), resolved.strategy.pipeline.parts

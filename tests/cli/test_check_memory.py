@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -31,22 +30,10 @@ def test_the_table() -> None:
     assert "cheapest that fits: ZeRO 1, " in found
 
 
-@pytest.mark.parametrize(
-    ("gpu", "fix"),
-    [
-        ("24GiB", "set train_micro_batch_size_per_gpu to 8 (at most 13 fit)"),
-        ("2GiB", "use more slots, larger GPUs or a smaller model: --memory shows"),
-    ],
-)
-def test_a_check_is_an_error_and_says_what_would_fit(gpu: str, fix: str) -> None:
-    large = (str(GPT2), str(ROOT), *settings(model_size="xl"), "--gpu-memory", gpu)
-    assert "ZeRO 1 *" in shown(*large), "that nothing fits is an answer"
-    checked = CliRunner().invoke(main, ["check", *large])
-    assert checked.exit_code == 2
-    assert f"fix: {fix}" in checked.stdout
-    if stated := re.search(r"set (\w+) to (\d+)", fix):
-        fixed = settings(**{f"overwrite_deepspeed_args__{stated[1]}": int(stated[2])})
-        assert CliRunner().invoke(main, ["check", *large, *fixed]).exit_code == 0
+def test_that_nothing_fits_is_an_answer() -> None:
+    large = (str(GPT2), str(ROOT), *settings(model_size="xl"))
+    assert "ZeRO 1 *" in shown(*large, "--gpu-memory", "24GiB")
+    assert "fix: use GPUs of " in shown(*large, "--gpu-memory", "2GiB")
 
 
 def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
