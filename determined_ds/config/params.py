@@ -240,17 +240,13 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, kw_only=True)
 class WandbOptions:
-    """Options of ``wandb.init``."""
+    """Options of ``wandb.init``; for others there are W&B's environment variables."""
 
     project: str | None = option(None, "The project that the run appears in.")
     entity: str | None = option(None, "The user or the team that owns the project.")
     name: str | None = option(None, "The name of the run; by default that of the experiment.")
-    group: str | None = option(None, "The group that the run is shown in.")
-    job_type: str | None = option(None, "The kind of the run, for filtering.")
-    notes: str | None = option(None, "A description of the run.")
     tags: list[str] | None = option(None, "Tags for filtering.")
     mode: Literal["online", "offline", "disabled"] | None = option(None, "Where the run is sent to.")
-    dir: str | None = option(None, "The folder of the client's own files.")
 
 
 @dataclass(frozen=True, kw_only=True)
