@@ -172,10 +172,6 @@ TABLE = (
     row("sequence-degree", "sequence_parallel_size", lambda s, c, v: (v or 1) not in (1, s.sequence_parallel_size),
         "DeepSpeed would count replicas by it, and hyperparameters.sequence_parallel_size is"  # __init__.py initialize
         " {s.sequence_parallel_size}", "write hyperparameters.sequence_parallel_size, and remove it from the JSON"),
-    row("sequence-length", f"{HP}.sequence_length",  # sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter.refill
-        lambda s, c, v: s.sequence_parallel_size > 1 and type(v) is int and v % s.sequence_parallel_size,
-        "cannot be cut into {s.sequence_parallel_size} slices of one length (sequence_parallel_size)",
-        "use a sequence_length that {s.sequence_parallel_size} divides"),
     row("zeropp-groups", f"{ZERO}.{HPZ}",  # runtime/comm/coalesced_collectives.py all_to_all_quant_reduce
         lambda s, c, v: s.zeropp and (s.sequence_parallel_size > 1 or _autotp(c) > 1 or _experts(c)),
         "ZeRO++ averages over its own groups of all ranks, and those that share a sequence, layers or experts hold"

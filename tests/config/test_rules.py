@@ -75,8 +75,6 @@ CASES: dict[tuple[str, str], tuple[Json, ...]] = {
     ("sequence-alone", f"{HP}.sequence_parallel_size"): (of(sequence=2, pipe=2, slots=4), of(sequence=2, slots=4)),
     ("sequence-degree", "sequence_parallel_size"): (
         of({"sequence_parallel_size": 2}), of({"sequence_parallel_size": 2}, sequence=2)),
-    ("sequence-length", f"{HP}.sequence_length"): (
-        of(sequence=2, hp={"sequence_length": 127}), of(sequence=2, hp={"sequence_length": 128})),
     ("zeropp-groups", f"{ZERO}.{HPZ}"): (of({**zero(3, **{HPZ: 2}), **TP}, model=2, slots=4), of(zero(3, **{HPZ: 2}))),
     ("deepcompile-shared", "compile.deepcompile"): each_of({**EP, **DEEP}, DEEP),
     ("model-parallel-degree", "tensor_parallel.autotp_size"): (of(TP), of(TP, model=2)),
