@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -128,11 +127,10 @@ def check_experiment(
     above = (Path(), *Path(file).absolute().parents)
     holding = (each for each in above if find_code(experiment.entrypoint, each) is not None)
     folder = context_dir or next(holding, Path())
-    trials = functools.cache(lambda trial: read_trial(trial, folder))
     problems = [] if of_entrypoint else code_problems(experiment, folder)
     is_fit = on_cluster and all(problem.code == OWN_DRIVER for problem in problems)
     add(findings_of([], problems) if is_fit else findings_of(problems))
-    trial = trials(experiment.trial) if experiment.trial and not experiment.measures else None
+    trial = read_trial(experiment.trial, folder) if experiment.trial and not experiment.measures else None
     if trial and not problems:
         add(findings_of(metric_problems(document, trial)))
 
@@ -146,12 +144,9 @@ def check_experiment(
         devices = Accelerator(name="cpu", num_devices=experiment.slots, bf16=False, fp16=False)
     origin = document.origin(("resources", "slots_per_trial"))
     where = Where(context_dir=folder, accelerator=devices, slots=experiment.slots, slots_origin=origin)
-    staged = experiment.trained(2)
-
+    staged = read_trial(experiment.trained(2), folder) if experiment.trial else None
     points = points_of(experiment.space)
-    of_points, num_runnable, runs = judge_points(
-        experiment, points, where, trials(staged) if staged else None
-    )
+    of_points, num_runnable, runs = judge_points(experiment, points, where, staged)
     renamed = any(each.severity == ERROR and each.problem.code in OF_NAMES for each in of_points)
     add(each for each in of_points if not ((broken or renamed) and each.problem.code in OF_ABSENCE))
     if num_runnable and runs is None:

@@ -132,11 +132,8 @@ def _reported(trial: TrialClass) -> tuple[list[str], str | None]:
         returned = _returned_keys(method)
         prefix = None if returned else ""
     elif is_plain:
-        loss = trial.member("loss")
-        keys, annotation = _returned_keys(loss), getattr(loss, "returns", None)
-        is_tensor = getattr(annotation, "attr", getattr(annotation, "id", "")) == "Tensor"
-        returned = [PREFIX + key for key in keys] or returned
-        prefix = None if keys or is_tensor else PREFIX
+        keys = _returned_keys(trial.member("loss"))
+        returned, prefix = [PREFIX + key for key in keys] or returned, None if keys else PREFIX
     return [*dict.fromkeys([*returned, *names])], prefix if others is None else others
 
 

@@ -97,7 +97,7 @@ def alternatives(strategy: Strategy) -> list[Strategy]:
     return found + [by(form, strategy) for form in plain_forms(has_stages=False)]
 
 
-def schedule_fits(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int | None = None) -> list[Fit]:
+def schedule_fits(shape: ModelShape, strategy: Strategy) -> list[Fit]:
     """The schedules that a pipeline could have with the same stages and micro-batches; none without a pipeline."""
     if strategy.pipe_parallel_size == 1:
         return []
@@ -110,5 +110,5 @@ def schedule_fits(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int |
             each = replace(strategy, pipe_schedule=schedule, pipe_chunks=number)
             is_possible = not each.pipeline.problem() and each.pipeline.parts <= num_layers
             if is_possible or each == strategy:
-                found.append(Fit(shape=shape, strategy=each, gpu_memory_bytes=gpu_memory_bytes))
+                found.append(Fit(shape=shape, strategy=each))
     return found
