@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ def resolved(
     accumulation: int = 1,
     zero: dict[str, Any] | None = None,
     more: dict[str, Any] | None = None,
-    **hyperparameters: Any,
 ) -> ResolvedConfig:
     """A training by Adam, with ``more`` keys of the DeepSpeed JSON."""
     config = {
@@ -46,13 +44,11 @@ def resolved(
         "gradient_accumulation_steps": accumulation,
         "zero_optimization": {"stage": stage, **(zero or {})},
         "optimizer": {"type": "Adam", "params": {"lr": 0.1}},
-        "bf16": {"enabled": precision == "bf16"},
-        "fp16": {"enabled": precision == "fp16"},
+        **{section: {"enabled": precision == section} for section in ("bf16", "fp16")},
         **(more or {}),
     }
-    shared = [hyperparameters.get(f"{axis}_parallel_size", 1) for axis in ("sequence", "model")]
-    hyperparameters["global_batch_size"] = micro * accumulation * ranks // math.prod(shared)
-    return decide(hyperparameters, config, slots=ranks, accelerator=CUDA)
+    total = {"global_batch_size": micro * accumulation * ranks}
+    return decide(total, config, slots=ranks, accelerator=CUDA)
 
 
 def settings(**overrides: Any) -> list[str]:

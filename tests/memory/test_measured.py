@@ -19,36 +19,22 @@ from tests.package import ENTRYPOINT, bytes_per_rank
 
 PARAMETERS = LAYERS * (8 * HIDDEN**2 + 7 * HIDDEN) + 2 * VOCAB_SIZE * HIDDEN + VOCAB_SIZE
 BUCKET = 4 * HIDDEN**2  # elements that hold the largest parameter, and not much more
-# Blocks and head are cut in two by tensor parallel, the embedding is whole on both ranks.
-SPECS = [
-    {"patterns": [".*up.weight"], "partition_type": "column"},
-    {"patterns": [f"{LAYERS + 1}.weight"], "partition_type": "column", "gather_output": True},
-    {"patterns": [".*down.weight"], "partition_type": "row"},
-]
-CUT = {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": SPECS}}
 IN_FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 
 
 def estimate_and_moments(
-    ranks: Ranks, stage: int, precision: str = "fp32", *, cut: bool = False, **given: Any
+    ranks: Ranks, stage: int, precision: str = "fp32", **given: Any
 ) -> tuple[dict[str, int], list[dict[str, int]]]:
     """Bytes of a rank by kind, with their sums ``states`` and ``device``; and those at each moment, of both ranks."""
     small = {"reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 0}
     adam = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
     more = {"zero_force_ds_cpu_optimizer": False, "optimizer": adam, **given.pop("more", {})}
     sizes = {"num_parameters": PARAMETERS, "largest_layer_parameters": 4 * HIDDEN * (HIDDEN + 1)}
-    if cut:
-        sizes = {"num_parameters": PARAMETERS, "hidden_size": HIDDEN, "vocab_size": VOCAB_SIZE}
-        given["model_parallel_size"], more["tensor_parallel"] = 2, CUT
     config = resolved(stage, precision, ranks=2, zero={**small, **given.pop("zero", {})}, more=more, **given)
     found = bytes_per_rank(config, **sizes)
     states = sum(found[kind] for kind in ("parameters", "gradients", "optimizer_states"))
     sums = {"states": states, "device": states + found["activations"] + found["buffers"]}
-    # The engine is built without the groups of the ranks, and so would count those that share layers as replicas.
-    ds_config = {
-        key: value for key, value in config.ds_config.items() if key != "train_batch_size" or not cut
-    }
-    return {**found, **sums}, ranks.run(measure, ds_config)
+    return {**found, **sums}, ranks.run(measure, config.ds_config)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +42,6 @@ def estimate_and_moments(
     [
         *((stage, precision, {}) for precision in ("fp32", "bf16") for stage in (0, 1, 2, 3)),
         *((stage, "bf16", {"more": IN_FP32}) for stage in (1, 2, 3)),
-        *((stage, precision, {"cut": True}) for stage, precision in ((0, "fp32"), (1, "bf16"), (3, "bf16"))),
     ],
 )
 def test_model_states_are_within_ten_percent(
@@ -88,17 +73,10 @@ def test_offloaded_states_are_on_the_host(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "chunks", "method"),
-    [
-        ("gpipe", 1, "uniform"),
-        ("1f1b", 1, "parameters"),
-        ("interleaved", 2, "uniform"),
-        ("zb-h1", 1, "uniform"),
-        ("dualpipev", 2, "uniform"),
-    ],
+    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipev", 2)]
 )
 def test_two_ranks_of_a_pipeline_hold_what_is_estimated(
-    two_ranks: Ranks, tmp_path: Path, schedule: str, chunks: int, method: str
+    two_ranks: Ranks, tmp_path: Path, schedule: str, chunks: int
 ) -> None:
     adam = {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}
     ds_config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 6, "optimizer": adam}
@@ -107,7 +85,6 @@ def test_two_ranks_of_a_pipeline_hold_what_is_estimated(
         "pipe_parallel_size": 2,
         "pipe_schedule": schedule,
         "pipe_chunks": chunks,
-        "partition_method": method,
     }
     const = {"deepspeed_config": {"type": "const", "val": ds_config}, "fit": {"max_length": {"batches": 2}}}
     experiment = {

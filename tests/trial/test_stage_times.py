@@ -36,8 +36,6 @@ class Sleep(torch.autograd.Function):
 
 
 class Slow(torch.nn.Linear):
-    """Its weights and its dropout are random."""
-
     def __init__(self, seconds: float) -> None:
         super().__init__(4, 4)
         self.seconds = seconds
