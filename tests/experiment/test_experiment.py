@@ -94,8 +94,3 @@ def test_set_means_what_config_means_to_det(tmp_path: Path, override: str) -> No
     sent = yaml_safe_dump(parse_config_overrides(yaml_safe_load(BASE), [override]))
     assert sent is not None
     assert with_set(tmp_path, override) == experiment(sent).config
-
-
-@pytest.mark.parametrize("override", ["name", "a..b=1", "name={a: 1, a: 2}"])
-def test_what_is_no_setting_is_refused(tmp_path: Path, override: str) -> None:
-    assert f"--set {override.partition('=')[0]}" in str(refusal(lambda: with_set(tmp_path, override)))

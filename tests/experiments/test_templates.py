@@ -10,19 +10,10 @@ from pathlib import Path
 import pytest
 from determined.common import context, util
 
-from tests.experiments.templates import JSONS, RUN_ANYWHERE, RUN_HERE, TEMPLATES, comments
+from tests.experiments.templates import JSONS, RUN_ANYWHERE, RUN_HERE, TEMPLATES
 from tests.harness.checked import reports
 from tests.harness.command import ROOT, det_ds
 from tests.package import LOG_POLICIES, records
-
-
-@pytest.mark.parametrize("path", TEMPLATES)
-def test_it_says_what_it_shows_needs_and_gave(path: str) -> None:
-    for line, start in zip(comments(path), ("# Shows: ", "# Needs: ", "# Gave: "), strict=True):
-        assert line.startswith(start)
-        assert line.removeprefix(start).strip()
-    assert path in RUN_ANYWHERE or "GPU" in comments(path)[1]
-    assert path in RUN_ANYWHERE or not path.endswith("/const.yaml")
 
 
 @pytest.mark.parametrize("path", TEMPLATES)

@@ -55,12 +55,6 @@ def test_engines_are_alike_unless_told(one_rank: Ranks, tmp_path: Path) -> None:
     assert [each["optimizer"]["params"]["lr"] for each in configs] == [0.1, 0.2]
     assert [each["zero_optimization"]["stage"] for each in configs] == [0, 2]
     assert [each["gradient_clipping"] for each in configs] == [3.0, 3.0]
-    for more, said in (
-        (
-            {"critic_overwrite_deepspeed_args": {"gradient_accumulation_steps": 4}},
-            "makes other micro-batches for the critic",
-        ),
-        ({"critic_global_batch_size": 32}, "hyperparameters.critic_global_batch_size = 32"),
-    ):
-        (refused,) = one_rank.run(build, tmp_path, more)
-        assert said in refused
+    more = {"critic_overwrite_deepspeed_args": {"gradient_accumulation_steps": 4}}
+    (refused,) = one_rank.run(build, tmp_path, more)
+    assert "makes other micro-batches for the critic" in refused
