@@ -52,15 +52,7 @@ def show_memory(
 ) -> None:
     """Print the bytes of a rank under every ZeRO stage and offload, and what fits.
 
-    Args:
-        report: Of the experiment CONFIG, in which no error was found; None where the model is given by its sizes.
-        asked: The options of ``det-ds check`` that ask for it, by their names.
-        slots: Of a model that is given by its sizes.
-        gpu_memory: Of one slot, as typed; None: what fits is not shown.
-        as_json: Print one JSON object, in bytes.
-
-    Raises:
-        ConfigError: no model is given, or two; or it cannot be built.
+    ``report`` is of the experiment CONFIG, or None where the model is given by its sizes, in ``asked``.
     """
     gpu = None if gpu_memory is None else parse_bytes(gpu_memory)
     shape, strategy = _of_sizes(slots, asked) if report is None else _of_experiment(report, asked)
@@ -163,11 +155,7 @@ def memory_table(
 ) -> list[str]:
     """The bytes of a rank by strategy; for a GPU also whether it fits, what is spare, and the micro-batch.
 
-    Args:
-        names: Of the rows.
-        rows: Strategies with their bytes.
-        gpu: Memory of a GPU; None: what fits is not shown.
-        chosen: The micro-batch is the strategy's own, not the largest that fits.
+    With ``chosen``, the micro-batch is the strategy's own, not the largest that fits.
     """
     unit, size = byte_unit(row.memory.total_bytes for row in rows)
     heads = [Head(text=f"{unit} a rank")]

@@ -80,15 +80,7 @@ storage.validate_config(config, mount if config["type"] == "shared_fs" and os.pa
 
 
 class Diagnosis(NamedTuple):
-    """One thing that was checked.
-
-    Args:
-        name: E.g. ``nvcc``.
-        state: ``ok``, ``warning`` or ``missing``.
-        found: What there is.
-        needed: What there should be, and for what; "" where nothing is needed.
-        fix: What to do; it counts only where something is wrong.
-    """
+    """One thing that was checked: what there is, what should be, and what to do where something is wrong."""
 
     name: str
     state: str
@@ -100,13 +92,7 @@ class Diagnosis(NamedTuple):
 def examine(
     config: Path | None, context_dir: Path, run_dir: Path, accelerator: str | None = None
 ) -> Iterator[Diagnosis]:
-    """Look at everything; change nothing.
-
-    Args:
-        config: The experiment that it is to run; None to look at the machine alone.
-        context_dir: The folder with the code, where ranks start.
-        run_dir: Of the run; it need not exist.
-        accelerator: ``cpu``, ``cuda``, or None for the best there is.
+    """Look at everything, with ``config`` also at what that experiment needs; change nothing.
 
     Raises:
         ConfigError: the configuration runs nowhere; every reason.

@@ -41,18 +41,7 @@ ELEMENT_BYTES = 4
 
 
 def measure(*, slots: int | None, accelerator: str | None) -> int:
-    """Measure matrix products, and collectives by size, on this machine or in this task; print the figures.
-
-    Args:
-        slots: Ranks; None: one a GPU, two on a CPU, or as many as another launcher has started.
-        accelerator: ``cpu``, ``cuda``, or None for the best there is.
-
-    Returns:
-        The exit code; above 0, why it failed has been printed.
-
-    Raises:
-        ConfigError: there is no such device, or no room for so many ranks.
-    """
+    """Measure matrix products, and collectives by size, on this machine or in this task. Returns the exit code."""
     placed = placement_here()
     device = detect_without_torch(accelerator) or detect_accelerator(accelerator)
     if placed is None:

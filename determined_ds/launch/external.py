@@ -62,13 +62,7 @@ Train = Callable[[list[str]], int]
 
 
 def be_rank(placed: Placement, options: RunOptions, *, train: Train) -> NoReturn:
-    """Be one of the ranks, to its end.
-
-    Args:
-        placed: The place of this process.
-        options: What to run.
-        train: Does what a rank does, given the words after ``python3 -m``.
-    """
+    """Be one of the ranks, to its end; ``train`` does what a rank does, given the words after ``python3 -m``."""
     if os.environ.get(LAUNCHED_BY) != f"{os.getpid()} {placed.launcher}":
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _environment(placed, options))
@@ -332,11 +326,7 @@ class Meeting:
         return json.loads(self._store.get(name))
 
     def answers(self, answer: Any) -> list[Any]:
-        """Every rank's answer, by rank, on rank 0; the others get none.
-
-        Raises:
-            TrainingError: a rank has not answered in time.
-        """
+        """Every rank's answer, by rank, on rank 0; the others get none."""
         ranks = range(self._placed.size)
         if len(ranks) == 1:
             return [answer]

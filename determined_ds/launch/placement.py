@@ -62,7 +62,7 @@ class Placement:
 
 
 def placement_here() -> Placement | None:
-    """The place of this process; see :func:`placement_of`."""
+    """The place of this process among the ranks of another launcher; None where none started it."""
     pid, _, launcher = os.environ.get(LAUNCHED_BY, "").partition(" ")
     if pid == str(os.getpid()):  # and of no process below it
         return replace(_stated(os.environ, TORCHRUN, OF_TORCHRUN), launcher=launcher)
@@ -70,15 +70,7 @@ def placement_here() -> Placement | None:
 
 
 def placement_of(environment: Environment, hostnames: Hostnames | None = None) -> Placement | None:
-    """The place of this process, or None where no launcher started it.
-
-    Args:
-        environment: Of the process.
-        hostnames: Expands a list of SLURM's, e.g. ``node[1-3]``; ``scontrol show hostnames`` if None.
-
-    Raises:
-        ConfigError: some of a launcher's variables are missing; they are named.
-    """
+    """The place of this process, or None where no launcher started it; ``hostnames`` expands a list of SLURM's."""
     if PARENT in environment or environment.get("DET_TASK_TYPE") == "TRIAL":
         return None  # below a rank of our own launcher, or of Determined's
     hosts = hostnames or _scontrol_hostnames

@@ -107,17 +107,7 @@ def run_ranks(
 ) -> list[Failure]:
     """Start the ranks of a run and wait for them; where one fails, end the others unless they end themselves.
 
-    Args:
-        command: What each runs.
-        interrupts: Entered. The first has them finish their batch and write a checkpoint, the second ends them.
-        size: Number of ranks.
-        environment: Of all of them.
-        cwd: Their working directory.
-        run_dir: Of the run. Rank 0 writes to this terminal, the others to the logs there.
-        keep_open: Descriptors that they inherit.
-
-    Returns:
-        The failures, the one that came first before the others. The ranks and their children have ended.
+    Returns the failures, the one that came first before the others. The ranks and their children have ended.
     """
     ranks: list[_Rank] = []
     is_stopping, deadline_s = False, float("inf")

@@ -99,18 +99,7 @@ def start_in(
     resume: str | None,
     forks: bool,
 ) -> Start:
-    """Where a run starts.
-
-    Args:
-        run_dir: The run directory.
-        experiment: What will run.
-        resolved: What was decided; None where that failed.
-        resume: The checkpoint to resume from, as ``--resume`` names it; None: start anew.
-        forks: Whether ``searcher.source_checkpoint_uuid`` is followed.
-
-    Raises:
-        ConfigError: it cannot start there; every reason.
-    """
+    """Where a run starts in a run directory, resumed as ``--resume`` says or anew; ``resolved`` is None where that failed."""
     check_run_dir(run_dir)
     there, start = RunDir(run_dir), Start()
     if resume is not None:

@@ -202,10 +202,6 @@ class LocalRun:
 
         Rank 0 writes to this terminal, the others to ``logs``. When one dies, the others are ended. The first SIGINT,
         SIGTERM or SIGHUP has the ranks finish their batch and checkpoint; the second ends them.
-
-        Raises:
-            ConfigError: the run directory cannot be written to, or another process writes to it.
-            TrainingError: a disk is full, or no more files may be opened.
         """
         os.environ.update(secrets_of(self._config))  # the file that ranks read has none
         allow_open_files()

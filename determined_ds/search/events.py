@@ -81,11 +81,6 @@ class Trial:
 class SearchEvents:
     """The events of a search, and its trials as they have left them; the caller holds the lock of the folder.
 
-    Args:
-        path: Of the file; it is begun where there is none.
-        searcher: The ``searcher`` section, defaults filled in.
-        space: What is searched.
-
     Raises:
         ConfigError: the file is damaged, is not that of a search, or is of another search.
     """
@@ -123,14 +118,7 @@ class SearchEvents:
         self._write_created()
 
     def tell(self, event: str, trial: Trial, **more: Any) -> None:
-        """Write an event down, then act on it.
-
-        Args:
-            event: ``started``; ``validated``, with ``steps`` and ``metrics``; or ``ended``, with its ``status``, its
-                ``why``, and a ``reason`` for the method where that was not the trial's own end.
-            trial: Its trial.
-            **more: Of the event.
-        """
+        """Write an event down, then act on it: ``started``, ``validated`` or ``ended``."""
         record = {"event": event, "trial": trial.number, "time": datetime.now().isoformat(), **more}
         self._write(record)
         self._take(record)

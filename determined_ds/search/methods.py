@@ -54,9 +54,6 @@ class Draws:
     id and its seed. Where a mapping holds two searched hyperparameters the master draws these two in no certain order,
     and here it is that of their names (``det-ds check`` warns of it).
 
-    Args:
-        space: What is searched, and the experiment's seed.
-
     Source: ``sampleAll`` in determined 0.38.1's ``master/pkg/searcher/hyperparameters.go``, ``NewCreate`` in
     ``actions.go`` there.
     """

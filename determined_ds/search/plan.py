@@ -150,11 +150,7 @@ def prepare_search(
 
 
 def machine_of(experiment: Experiment, devices: Accelerator) -> Machine:
-    """The slots that trials share, and how many trials run at once on them.
-
-    Raises:
-        ConfigError: a trial has more ranks than the machine carries.
-    """
+    """The slots that trials share, and how many trials run at once on them. Refuses a trial with too many ranks."""
     slots, is_gpu, most = devices.num_devices, devices.name == "cuda", devices.max_ranks
     if experiment.slots > most:  # else each point would be found to be impossible
         message = f"this machine carries {most} ranks of a trial on {devices.name}"

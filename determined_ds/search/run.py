@@ -75,11 +75,7 @@ def run_search(plan: SearchPlan) -> int:
 
 
 class LocalSearch:
-    """A search and its trials' processes; of a run directory whose lock is held.
-
-    Raises:
-        ConfigError: the run directory holds another search.
-    """
+    """A search and its trials' processes; of a run directory whose lock is held."""
 
     def __init__(self, plan: SearchPlan, interrupts: Interrupts) -> None:
         self.plan, self.interrupts = plan, interrupts

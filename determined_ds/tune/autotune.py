@@ -325,11 +325,7 @@ def _is_faster(one: Row, other: Row) -> bool:
 
 
 def parse_budget(text: str) -> tuple[int, float]:
-    """Runs that may be started, and seconds of the clock, by ``20m``, ``1h``, ``90s`` or a number of trials.
-
-    Raises:
-        ConfigError: it is none of them, or too small.
-    """
+    """Runs that may be started, and seconds of the clock, by ``20m``, ``1h``, ``90s`` or a number of trials."""
     match = re.fullmatch(r"\s*(\d+)\s*([smh]?)\s*", text)
     number, unit = (int(match[1]), match[2]) if match else (0, "")
     if unit and number * UNITS[unit] >= SHORTEST_S:

@@ -109,13 +109,8 @@ class Workbench:
     ) -> Row:
         """Run a variant for some steps, in processes of its own. Returns the row of this start alone.
 
-        Args:
-            variant: One that can run.
-            row: Its starts so far.
-            title: What it is called here, and its folder.
-            interrupts: Ends it.
-            most_slots: Of all that are compared: the cores are shared as if all had as many.
-            until_s: When to end it, by the monotonic clock.
+        ``row`` has its starts so far, ``title`` names its folder, and ``most_slots`` is that of all that are compared:
+        the cores are shared as if all had as many.
         """
         request, base, experiment, engine = self.request, self.base, variant.experiment, variant.choice.engine
         assert experiment is not None
@@ -173,11 +168,7 @@ class Workbench:
 
 
 def open_workbench(request: Request, found: Problems, command: str, *, say: Say) -> Workbench:
-    """Read the experiment and check the run directory. Warnings are printed; nothing is written.
-
-    Raises:
-        ConfigError: every problem, those of the command's own options too.
-    """
+    """Read the experiment and check the run directory. Warnings are printed; nothing is written."""
     config, context_dir = request.config, request.context_dir
     document = found.of(
         lambda: read_document(config, context_dir, slots=request.slots, overrides=request.overrides)
@@ -203,11 +194,7 @@ def open_workbench(request: Request, found: Problems, command: str, *, say: Say)
 
 
 def check_names(option: str, names: Sequence[str], known: Sequence[str], code: str) -> None:
-    """Check the names given to an option.
-
-    Raises:
-        ConfigError: all that are not known, or none is given.
-    """
+    """Refuse names given to an option that are not known, or none at all."""
     problems = [] if names else [Problem(key=option, message="is empty", fix=one_of(known), code=code)]
     for name in names:
         if name not in known:

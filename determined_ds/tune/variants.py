@@ -139,11 +139,7 @@ class Variant:
 
 
 def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -> Base:
-    """Read the experiment that choices will be applied to; of a search, its point in the middle.
-
-    Raises:
-        ConfigError: it cannot run as it is.
-    """
+    """Read the experiment that choices will be applied to; of a search, its point in the middle."""
     experiment = parse_experiment(document)
     if experiment.searched:
         searcher = {"name": "single", "metric": experiment.metric or "validation_loss"}
