@@ -35,7 +35,6 @@ and does not count. With --memory the table is the answer, and the exit code is 
 """
 WIDEST = 60  # a longer line of JSON moves only its own origin to the right
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
-CONTEXT_HELP = "CONTEXT_DIR; default: the current folder, or the nearest above CONFIG that has the trial."
 GPU_HELP = "For --memory: of one slot, e.g. 80GiB; shows what fits."
 ACCELERATOR_HELP = 'The cluster\'s slots, for which "auto" is filled; default cuda, which needs no GPU here.'
 EXPLAIN_HELP = "The exact DeepSpeed configuration, with the source of each value."
@@ -59,7 +58,6 @@ memory_options = options(
 
 @click.command(epilog=EPILOG)
 @click.argument("config", nargs=-1, type=GivenPath(), metavar="CONFIG... [CONTEXT_DIR]")
-@click.option("--context", "context_dir", type=GivenPath(exists=True, file_okay=False), help=CONTEXT_HELP)
 @click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
 @set_option
 @click.option("--gpu-memory", metavar="SIZE", help=GPU_HELP)
@@ -70,7 +68,6 @@ memory_options = options(
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def check(
     config: tuple[Path, ...],
-    context_dir: Path | None,
     gpu_memory: str | None,
     explained: bool,
     strict: bool,
@@ -82,7 +79,8 @@ def check(
 ) -> None:
     """Check that experiments will run, over their search space.
 
-    Each CONFIG is an experiment's YAML or a DeepSpeed JSON; CONTEXT_DIR is the code's folder, as for `run`. Reports
+    Each CONFIG is an experiment's YAML or a DeepSpeed JSON; CONTEXT_DIR is the code's folder, as for `run`; default:
+    the current folder, or the nearest above CONFIG that has the trial. Reports
     what Determined's master would reject, and what it would accept: unknown keys, batches that do not divide,
     strategies that exclude each other, points of a search that cannot run, a missing trial or script, a metric that it
     does not report, secrets in the context directory. Each problem comes with its place and a fix.
@@ -98,15 +96,15 @@ def check(
     alone = "memory" if of_memory else "explain" if explained else ""
     if of_memory and explained:
         raise click.UsageError("--memory and --explain exclude each other")
-    if of_memory and not config and not overrides and context_dir is None:
+    if of_memory and not config and not overrides:
         from determined_ds.cli.memory import show_memory
 
         show_memory(None, asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
         return
     if not config:
         raise click.UsageError("Missing argument 'CONFIG... [CONTEXT_DIR]'.")
-    if context_dir is None and len(config) > 1 and config[-1].is_dir():
-        config, context_dir = config[:-1], config[-1]
+    context_dir = config[-1] if len(config) > 1 and config[-1].is_dir() else None
+    config = config[:-1] if context_dir else config
     if alone and len(config) > 1:
         raise click.UsageError(f"--{alone} takes one experiment, not {len(config)} files")
     from determined_ds.check.experiment import check_files

@@ -150,7 +150,7 @@ def _new_experiment(
     else:
         for path in files:
             click.echo(f"wrote {output / path}")
-        elsewhere = "" if output == Path() else f" --context {output}"
+        elsewhere = "" if output == Path() else f" {output}"
         click.echo(f"next: det-ds check {output / yaml_path}{elsewhere}")
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)

@@ -175,7 +175,7 @@ def examine(
     for problem in packages:
         needed = problem.message.partition(",")[0].removeprefix("needs ")
         yield Diagnosis(f"package for {problem.key}", MISSING, "not installed", needed, problem.fix)
-    yield from _network(environment)
+    yield _network(environment)
 
     def room(name: str, folder: Path, enough: int, least: int, needed: str, fix: str) -> Diagnosis:
         is_there = folder.exists() and os.access(folder, os.W_OK)
@@ -221,8 +221,8 @@ def _versions() -> Iterator[Diagnosis]:
         yield Diagnosis(name, OK if fits else MISSING, found, needed, fix)
 
 
-def _network(environment: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """The interface to the other machines, and whether the variables name existing ones."""
+def _network(environment: Mapping[str, str]) -> Diagnosis:
+    """The interface to the other machines."""
     up = sorted(name for name, stats in psutil.net_if_stats().items() if stats.isup)
     master = urllib.parse.urlsplit(environment.get("DET_MASTER", "")).hostname or ""
     peer = environment.get("MASTER_ADDR") or master or ANYWHERE
@@ -230,14 +230,7 @@ def _network(environment: Mapping[str, str]) -> Iterator[Diagnosis]:
     found = f"{f'{route} reaches' if route else 'no route to'} {to}; interfaces: {', '.join(up)}"
     needed = "for several machines, an interface that reaches the others; one machine needs none"
     fix = "for several machines: host networking, or a network of them"
-    yield Diagnosis("network", OK if route else WARNING, found, needed, fix)
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        value = environment.get(variable, "^")
-        if not value.startswith("^"):  # all but these. Source: NCCL's documentation of the variable
-            names = tuple(value.lstrip("=").split(","))
-            state = OK if any(each.startswith(names) for each in up) else MISSING
-            fix = f"unset {variable}, or name one of {', '.join(up)}"
-            yield Diagnosis(variable, state, value, "an interface of this machine that is up", fix)
+    return Diagnosis("network", OK if route else WARNING, found, needed, fix)
 
 
 def _storage(

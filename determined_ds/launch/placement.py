@@ -160,10 +160,6 @@ def _numbers(
         if launcher == PLAIN:
             fix = "set all of them, or start one process without RANK"
         raise _incomplete(launcher, missing, fix)
-    for name in names:
-        if not environment[name].isdigit():
-            message = f"must be a number; {launcher} started this rank"
-            raise ConfigError(Problem(key=name, value=environment[name], message=message, code="launcher"))
     return [int(environment[name]) for name in names]
 
 

@@ -99,7 +99,7 @@ def start_in(
     resume: str | None,
     forks: bool,
 ) -> Start:
-    """Where a run starts in a run directory, resumed as ``--resume`` says or anew; ``resolved`` is None where that failed."""
+    """Where a run starts: anew, or as ``resume`` names it. Raises every reason why it cannot."""
     check_run_dir(run_dir)
     there, start = RunDir(run_dir), Start()
     if resume is not None:

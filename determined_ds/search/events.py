@@ -43,8 +43,6 @@ class Trial:
     values: dict[int, float] = field(default_factory=dict)  # batches -> the metric, as the method received it
     time: float = 0.0  # searcher.time_metric at the last of them; 0 before, and for a searcher without one
     stop_asked: bool = False  # whether the method has stopped it
-    started: datetime | None = None
-    ended: datetime | None = None
     # Of the search under way.
     is_judged: bool = False  # whether its point is known to be possible
     process: TrialProcess | None = None  # while it has one
@@ -144,7 +142,7 @@ class SearchEvents:
 
     def _take(self, record: dict[str, Any]) -> None:
         """What follows from an event, whether it is new or read. A ValueError: it is not one of this search."""
-        kind, number, time = record["event"], record["trial"], datetime.fromisoformat(record["time"])
+        kind, number = record["event"], record["trial"]
         trial = self.trials[number - 1]
         if number < 1 or not trial.is_open or (kind == "validated" and trial.stop_asked):
             raise ValueError("no such trial, or one that has ended")
@@ -153,7 +151,7 @@ class SearchEvents:
                 raise self._problem(f"holds another trial {number} than this search creates", ANOTHER)
             self._num_written = number
         elif kind == "started":
-            trial.status, trial.started = RUNNING, time
+            trial.status = RUNNING
         elif kind == "validated":
             metrics = {name: float(value) for name, value in record["metrics"].items()}
             trial.values[int(record["steps"])] = metrics[self._metric]
@@ -161,7 +159,7 @@ class SearchEvents:
             self.dropped_in_a_row = 0
             self._act(self._method.validated(number, metrics))
         elif kind == "ended":
-            trial.status, trial.why, trial.ended = record["status"], record["why"], time
+            trial.status, trial.why = record["status"], record["why"]
             self.dropped_in_a_row = self.dropped_in_a_row + 1 if trial.status == DROPPED else 0
             self._act(self._method.exited(number, record["reason"]))
         else:

@@ -306,17 +306,7 @@ class LocalSearch:
     def _results(self) -> str:
         """All trials as CSV: what became of each, its best metric, and its point."""
         names = [axis.name for axis in self.plan.experiment.space.axes]
-        head = [
-            "trial",
-            "status",
-            self._metric,
-            "batches",
-            "last_batch",
-            "restarts",
-            "seed",
-            "started",
-            "ended",
-        ]
+        head = ["trial", "status", self._metric, "batches", "last_batch", "restarts", "seed"]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*head, *names, "reason"])
@@ -326,10 +316,7 @@ class LocalSearch:
                 value, steps = repr(trial.values[best[2]]), str(best[2])
             launches = read_launches(RunDir(self._run_dir(trial)).launches)
             restarts = sum(launch.kind == RESTART for launch in launches)
-            times = [
-                each.isoformat(timespec="seconds") if each else "" for each in (trial.started, trial.ended)
-            ]
-            row += [value, steps, trial.last if trial.values else "", restarts, trial.create.seed, *times]
+            row += [value, steps, trial.last if trial.values else "", restarts, trial.create.seed]
             writer.writerow([*row, *(trial.point.get(name) for name in names), trial.why])
         return text.getvalue()
 

@@ -32,7 +32,7 @@ def assert_all_is_said(folder: Path, context: Path, files: dict[str, Any]) -> No
         if name.endswith(".yaml"):
             text = text.replace("NaN", ".nan").replace("Infinity", ".inf")
         (folder / name).write_text(text)
-    for each in findings(*(folder / name for name in files), "--context", context):
+    for each in findings(*(folder / name for name in files), context):
         assert each.message, each
         assert each.fix, each
         assert 1 <= each.line <= Path(each.file).read_text().count("\n") + 1, each

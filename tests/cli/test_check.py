@@ -88,7 +88,7 @@ def test_the_context_is_the_folder_that_has_the_trial(here: Path, monkeypatch: p
     monkeypatch.chdir(away)
     experiment = here / "deep/er/experiment.yaml"
     assert findings(experiment) == []  # the nearest above the file has it
-    assert "no module trial" in "".join(each.message for each in findings(experiment, "--context", away))
+    assert "no module trial" in "".join(each.message for each in findings(experiment, away))
     assert findings(experiment, here) == [], "as in run, a folder that comes last"
 
 

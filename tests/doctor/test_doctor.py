@@ -23,7 +23,6 @@ name: broken
 entrypoint: python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial
 searcher: {name: single, metric: validation_loss}
 resources: {slots_per_trial: 4096}
-environment: {environment_variables: [GLOO_SOCKET_IFNAME=ib9]}
 checkpoint_storage: {type: s3, bucket: b, endpoint_url: "http://127.0.0.1:9", access_key: a, secret_key: hush}
 hyperparameters:
   global_batch_size: 4096
@@ -103,7 +102,6 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
         "slots",
         "c++",
         "ninja",
-        "GLOO_SOCKET_IFNAME",
         "storage",
     }
     assert missing - {"disk", "shared memory"} == {*expected, "package for hyperparameters.logging.wandb"}, (
