@@ -1,7 +1,4 @@
-"""Whatever is changed in a good file, or written under a key: never a traceback, always the place and a fix.
-
-Damaged texts are in ``documents/test_reading.py``.
-"""
+"""Whatever is changed in a good file, or written under a key: never a traceback, always the place and a fix."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Mistakes of the kind that people make and report: each is found, once, on its line, with a fix that works.
+"""Mistakes that people make in a good file are each found once, on their line, with a fix that works.
 
-A mistake is made in a good file of this repository, by writing one text for another. What is then written is what the
-fix says: words of the file that come new with it stand in the fix, but for those that it leaves open.
+Words of the file that come new with the fix stand in what it says, but for those that it leaves open.
 """
 
 from __future__ import annotations

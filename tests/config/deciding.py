@@ -54,10 +54,7 @@ def told(
 
 
 def known_keys(node: Json | None = None, above: str = "") -> Iterator[tuple[str, Json]]:
-    """Every dotted key that the installed DeepSpeed knows, with its types, range and further keys.
-
-    The file is what ``deepspeed/generate_deepspeed_keys.py`` writes, which describes it.
-    """
+    """Every dotted key that DeepSpeed knows, with its types and range: see ``generate_deepspeed_keys.py``."""
     for name, child in (json.loads(KEYS.read_text()) if node is None else node).get("properties", {}).items():
         key = f"{above}.{name}".lstrip(".")
         yield key, child

@@ -61,11 +61,7 @@ def test_what_it_copies_is_let_through_and_nothing_else_is() -> None:
 
 @pytest.mark.long("installs packages; what it installs and copies is proved by the tests before")
 def test_its_install_runs_with_what_it_copies_and_takes_determineds_harness(tmp_path: Path) -> None:
-    """The very step, with the packages of this environment in place of an index: it asks for no other version.
-
-    At the start of every task Determined installs its harness with ``pip install --user``.
-    Source: determined 0.38.1 ``master/static/srv/task-setup.sh``.
-    """
+    """Determined installs its harness with ``pip install --user`` at each task's start (0.38.1 ``task-setup.sh``)."""
     for value in values("COPY"):
         *names, target = value.split()
         for name in names:

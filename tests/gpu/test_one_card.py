@@ -1,7 +1,4 @@
-"""What one GPU proves, in about ten minutes: models, strategies, precision, offload, kills, memory, speed.
-
-Everything is run as a user runs it, by ``det-ds run`` on a template. Where there is no GPU, all of it is skipped.
-"""
+"""What one GPU proves by ``det-ds run`` on templates: models, strategies, precision, kills, memory, speed."""
 
 from __future__ import annotations
 

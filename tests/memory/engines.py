@@ -59,11 +59,7 @@ class Block(nn.Module):
 
 
 def measure(ds_config: dict[str, Any]) -> dict[str, int]:
-    """Train two steps of an embedding, blocks and a head; the bytes held at moments of the last one.
-
-    Moments are ``backward begins``, ``backward ends`` (the last gradient is there), ``after backward``, ``step`` and
-    ``after step``.
-    """
+    """Train two steps of an embedding, blocks and a head; the bytes held at moments of the last one."""
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     moments: dict[str, int] = {}
     with LiveBytes() as live:

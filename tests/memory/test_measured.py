@@ -1,8 +1,4 @@
-"""The estimate against real DeepSpeed engines on two ranks, and against pipelines, within 10 %.
-
-At the end of the last backward pass all model states are there and hardly anything else: the batch is eight tokens, the
-buckets are small.
-"""
+"""The estimate against real engines on two ranks, and pipelines, within 10 %; the batch and the buckets are small."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Schedules of pipelines: complete, without deadlock, as their authors define them; their bubbles are exact.
-
-What ranks wait is stated beside the time of all passes, as in the papers; as a share of both together it is the bubble.
-"""
+"""Schedules of pipelines: complete, without deadlock, as their authors define them; their bubbles are exact."""
 
 from __future__ import annotations
 
@@ -72,14 +69,7 @@ def waited(step: Step, **seconds: int) -> Fraction:
 
 @given(steps(), times, times, times)
 def test_ranks_wait_as_long_as_the_papers_say(step: Step, f: int, b: int, w: int) -> None:
-    """Of passes of any length: forward, backward (or its half for the inputs), its half for the weights.
-
-    gpipe, 1f1b, interleaved: (p-1)/m of the ideal time, 1/V of that with V chunks (arXiv 1811.06965, 2104.04473
-    section 2.2). zb-h1: (p-1)(F+I-W) with W the shortest and m >= p (arXiv 2401.10241 section 2.3); longer weight
-    passes do more than fill the gaps, and with fewer micro-batches there are too few of them. dualpipev: its authors
-    state (p-1)(F&B+B-3W) for passes that overlap and late weight gradients; DeepSpeed's has neither, and waits for the
-    longest of three ways through the V.
-    """
+    """gpipe to interleaved: arXiv 1811.06965, 2104.04473; zb-h1: 2401.10241, W the shortest."""
     p, m = step.ranks, step.micro_batches
     found = waited(step, F=f, B=b, I=b, W=w)
     if step.schedule == "zb-h1":

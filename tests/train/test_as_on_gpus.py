@@ -1,7 +1,4 @@
-"""What a GPU is given trains here too, on a CPU that is said to have fp16; and the loop makes no GPU wait.
-
-On a GPU each reading of a number waits for all that is queued. On a CPU torch's own operations are counted that read.
-"""
+"""What a GPU is given trains on a CPU that is said to have fp16; no number is read in a step."""
 
 from __future__ import annotations
 

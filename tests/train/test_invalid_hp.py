@@ -48,10 +48,7 @@ def open_on_cluster(
 def test_an_impossible_point_of_a_search_is_an_invalid_hp(
     one_rank: Ranks, two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    """The process ends with 0, so that it counts as no failure; of several ranks only the chief says so.
-
-    Without a search it is an error. So are fewer ranks than slots, as DeepSpeed's launcher starts them.
-    """
+    """The process ends with 0, so that it counts as no failure; without a search it is an error."""
     ends = two_ranks.run(open_on_cluster, tmp_path, "adaptive_asha", IMPOSSIBLE)
     assert ends == [("0", ["INVALID_HP"]), ("0", [])]
     ends = two_ranks.run(open_on_cluster, tmp_path, "adaptive_asha", GOOD)

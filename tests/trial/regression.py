@@ -39,10 +39,7 @@ def layers() -> list[torch.nn.Module]:
 
 
 def trial_class(kind: str = "", *mixins: Any, **methods: Any) -> Any:
-    """A trial of one model, of a ``pipeline`` or of two ``engines``, made in a rank, where DeepSpeed is loaded.
-
-    ``methods``, and those of the classes ``mixins``, come before its own.
-    """
+    """Of one model, a ``pipeline`` or two ``engines``; made in a rank. Methods come before its own."""
     from determined_ds import DataParallelTrial, PipelineTrial, SeveralEnginesTrial
 
     class Data:
@@ -91,10 +88,7 @@ def trial_class(kind: str = "", *mixins: Any, **methods: Any) -> Any:
 
 
 def train(run_dir: Path | None, trial: Any, hparams: Mapping[str, Any], *, steps: int, **more: Any) -> Any:
-    """In a rank: train such a trial, which is returned, with a report of each step; of ``more`` see ``fit``.
-
-    ``hparams`` may leave out the global batch size, which is 8.
-    """
+    """In a rank: train such a trial (see ``fit``); each step is reported, and the global batch size is 8."""
     given = {"global_batch_size": GLOBAL_BATCH_SIZE, **hparams}
     lengths = {"max_length": ("batches", steps), "reporting_period": ("batches", 1)}
     return fit(run_dir, trial, hparams=given, **{**lengths, **more})

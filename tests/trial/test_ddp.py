@@ -1,7 +1,4 @@
-"""torch's DistributedDataParallel in DeepSpeed's place: what it takes of the JSON, and what it cannot do.
-
-That it trains what ZeRO 0 trains: ``test_strategies_agree.py``.
-"""
+"""torch's DistributedDataParallel in DeepSpeed's place: what it takes of the JSON, and what it cannot do."""
 
 from __future__ import annotations
 

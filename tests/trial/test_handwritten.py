@@ -1,9 +1,4 @@
-"""A trial written by hand against Determined's API runs as it is, without a base class of ours.
-
-What such trials do, from Determined's first examples on: read ``self.args`` from the hyperparameters, build the
-engine with ``deepspeed.initialize(args=self.args)``, hand its MPU to the context *before* the engine, and let
-``evaluate_batch`` go without an index. And a trial of ours stays one of Determined's: it runs under its Trainer.
-"""
+"""A trial written by hand as in Determined's first examples runs as it is; ours run under its Trainer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Every schedule of a pipeline trains as plain PyTorch does: losses, weights and validations to 1e-5.
-
-The model is a small language model as layers of a pipeline, and the same in one process.
-"""
+"""Every schedule of a pipeline trains as plain PyTorch does: losses, weights and validations to 1e-5."""
 
 from __future__ import annotations
 

@@ -77,10 +77,7 @@ def test_stages_wait_the_longer_the_less_they_are_equal(two_ranks: Ranks, tmp_pa
 def test_a_stage_of_slow_layers_gets_few_and_measuring_changes_no_number(
     two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    """The slow layer takes as long as all others. That a resumed run is cut as before: ``tests/interrupted``.
-
-    Weights and dropout are drawn as without it; equal layers are cut as by number.
-    """
+    """The slow layer takes as long as all others; weights and dropout are drawn as without measuring."""
     assert two_ranks.run(run, tmp_path / "heavy", HEAVY_END, partition_method="measured") == [[0, 3, 4]] * 2
     losses = []
     for method in ("measured", "uniform"):

@@ -1,8 +1,6 @@
-"""A strategy changes how a step is computed, and nothing of what is computed.
+"""A strategy changes nothing of what is computed: GPT-2's losses and norms are those of plain PyTorch.
 
-GPT-2 with its own trials, in fp32, without dropout, with clipping that bites and more than one epoch of data: the
-losses, rates and norms of 20 steps are those of plain PyTorch, whatever shares the work. The validation data divides
-neither by the ranks nor by the micro-batch.
+Clipping bites, there is more than one epoch, and the validation data divides neither by ranks nor by micro-batches.
 """
 
 from __future__ import annotations

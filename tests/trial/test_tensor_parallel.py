@@ -1,7 +1,4 @@
-"""Tensor parallel by DeepSpeed's AutoTP: ranks that share every layer compute what one process does.
-
-Tiny models of transformers' own classes, in fp32, with clipping that bites; 20 steps beside plain PyTorch.
-"""
+"""Ranks that share every layer by DeepSpeed's AutoTP compute what plain PyTorch does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A validation metric is the one over all samples, each counted once, whatever the ranks and the micro-batch.
-
-The model is the identity and a sample is its own number, so that the mean over samples is known by hand.
-"""
+"""A validation metric is the one over all samples; here a sample is its own number, and the model the identity."""
 
 from __future__ import annotations
 
@@ -133,10 +130,7 @@ def validate(kind: str, data: str, whole: bool = False) -> list[dict[str, Any]]:
     ],
 )
 def test_every_sample_counts_once(two_ranks: Ranks, kind: str, data: str, whole: bool) -> None:
-    """With 1 to 19 samples: on one rank fewer batches than on the other, and smaller last ones, or none.
-
-    Of a stream nobody knows how many there are, until it ends. ``evaluate_full_dataset`` is given all on the chief.
-    """
+    """With 1 to 19 samples: on one rank fewer batches than on the other, and smaller last ones, or none."""
     first, second = two_ranks.run(validate, kind, data, whole)
     assert first == second, "every rank knows the metrics"
     for size, metrics in zip(SIZES, first, strict=True):
