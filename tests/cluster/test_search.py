@@ -13,7 +13,7 @@ from tests.cluster.scenarios import CONST, SEARCH, SHORT, tiny
 from tests.harness.command import ROOT
 
 pytestmark = pytest.mark.long(
-    "whole searches; test_recorded has what is stopped, and train/test_invalid_hp.py the dropped point"
+    "whole searches; test_recorded has what is stopped, and train/test_context.py the dropped point"
 )
 STATE = "/api/v1/trials/[0-9]+"
 

@@ -153,7 +153,7 @@ def test_it_ends_as_if_it_had_never_stopped(
     assert differences(whole, words_of(scenario, run_dir)) == []
 
 
-@pytest.mark.long("train/data/test_loaders.py has the order of samples")
+@pytest.mark.long("train/test_data.py has the order of samples")
 def test_torchs_loader_trains_what_determineds_does(whole_of: Callable[[Scenario], dict[str, Any]]) -> None:
     """The same samples in each step and in each validation, in the same order."""
     ours, torchs = (

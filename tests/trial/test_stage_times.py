@@ -1,4 +1,4 @@
-"""Stages that take time: what they wait is reported as the bubble; ``partition_method: measured`` evens them out."""
+"""Where stages stand, what they wait, and how ``partition_method: measured`` evens them out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoints import strategies
 from tests.harness.ranks import Ranks
 from tests.package import records
 from tests.trial.regression import train, trial_class
@@ -85,3 +86,21 @@ def test_a_stage_of_slow_layers_gets_few_and_measuring_changes_no_number(
         assert bounds == [[0, 2, 4]] * 2
         losses.append([metrics["loss"] for _, metrics in records(tmp_path / method, "training")])
     assert losses[0] == losses[1]
+
+
+def place(run_dir: Path, within: bool) -> tuple[list[int], list[int]]:
+    """In a rank: the ranks of its stage in all replicas, and those of its pipeline in the order of stages."""
+    from determined_ds import open_context
+
+    strategy = strategies.ZERO["pipe2_zero1"]
+    hparams = strategies.hyperparameters(strategy, pipe_within_machine=within)
+    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+        grid = strategies.trial_class(strategy)(context).engine.grid
+        return list(grid.dp_group), list(grid.pp_group)
+
+
+def test_ranks_stand_where_det_ds_says(four_ranks: Ranks, tmp_path: Path) -> None:
+    """On two machines of two: stages apart and replicas together, or ``pipe_within_machine``."""
+    machines, across = [[0, 1], [0, 1], [2, 3], [2, 3]], [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert four_ranks.run(place, tmp_path, False) == list(zip(machines, across, strict=True))
+    assert four_ranks.run(place, tmp_path, True) == list(zip(across, machines, strict=True))
