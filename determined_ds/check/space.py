@@ -59,21 +59,14 @@ def search_problems(
     unit, max_time = (document.get(("searcher", key)) for key in ("time_metric", "max_time"))
     length, is_reported = fit.max_length, reports(trial, unit) if trial else None
     if unit not in UNITS and not is_reported:
-        own = ", and what the trial reports itself" if is_reported is None else ""
-        message = f"is not reported at validation: there, {' and '.join(UNITS)} are{own}"
+        message = f"is not reported at validation: there, {' and '.join(UNITS)} are"
         fix = f"write {length.unit if length else UNITS[0]}"
         add(warnings if is_reported is None else errors, "time_metric", message, fix, "search-time")
     if length and unit in UNITS and (unit, max_time) != (length.unit, length.value):
-        fix = f"set searcher.max_time to {length.value}"
-        if unit != length.unit:
-            message = f"a length in {unit} cannot be compared"
-            fix = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}"
-        elif max_time > length.value:
-            message = "no trial reaches the last rung, and one that ends earlier is not replaced"
-        else:
-            message = "each trial is stopped early"
-            fix += f", or fit.max_length to {{{length.unit}: {max_time}}}"
-        message = f"fit.max_length is {length.value} {length.unit}: {message}"
+        message = (
+            f"fit.max_length is {length.value} {length.unit}: trials end before the last rung, or stop early"
+        )
+        fix = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}, or train as long"
         add(warnings, "max_time", message, fix, "search-length")
     return errors, warnings
 

@@ -60,7 +60,7 @@ RANGE = {"dropout": {"type": "double", "minval": 0, "maxval": 1, "count": 101}}
         (ASHA, RANGE, "", ""),
         (LARGEST, RANGE, "search-direction metric", "true"),
         ({**ASHA, "time_metric": "tokens"}, RANGE, "search-time time_metric", "batches"),
-        ({**ASHA, "max_time": 32}, RANGE, "search-length max_time", "{batches: 32}"),
+        ({**ASHA, "max_time": 32}, RANGE, "search-length max_time", "max_time to 64"),
     ],
 )
 def test_a_search_that_does_not_fit_itself_is_reported_at_its_key(
