@@ -29,7 +29,7 @@ from determined_ds.experiment.changes import changes_since, settings_of
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.space import points_of
-from determined_ds.launch.placement import placement_of
+from determined_ds.launch import placement
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*.yaml"))
@@ -479,7 +479,8 @@ def place_of_rank(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
     SLURM's list of machines is ``node[1-2]``.
     """
-    found = placement_of(environment, lambda nodes: ["node1", "node2"])
+    with mock.patch.object(placement, "_scontrol_hostnames", return_value=["node1", "node2"]):
+        found = placement.placement_of(environment)
     return None if found is None else dict(vars(found))
 
 

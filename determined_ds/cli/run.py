@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +13,6 @@ import click
 from determined_ds.cli.options import GivenPath
 from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.launch.options import RunOptions, click_options
-from determined_ds.rundir.handed_on import LAST
 
 OPTIONS = click_options()
 EPILOG = """\b
@@ -27,15 +25,7 @@ Examples:
 
 
 class _Run(click.Command):
-    """Takes ``--resume`` before CONFIG or ``.`` too, which are not its value then; shows its options in groups."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = list(args)
-        for at, following in enumerate(args[1:]):
-            is_config = following == "." or Path(following).suffix in (".yaml", ".yml", ".json")
-            if words[at] == "--resume" and is_config:
-                words[at] = f"--resume={LAST}"
-        return super().parse_args(ctx, words)
+    """Shows its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for group, options in OPTIONS.items():

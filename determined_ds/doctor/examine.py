@@ -160,11 +160,8 @@ def examine(
     yield Diagnosis("gpus", state, found, "a GPU, as this machine has a driver", fix)
     kind = "GPUs" if on_cuda else "CPU cores, four ranks on each at most"
     state = OK if slots <= device.max_ranks else WARNING if in_task else MISSING
-    fix = f"det-ds run --slots {device.max_ranks}, or several machines"
-    if in_task:  # other machines of the experiment have the rest
-        fix = "for this task alone: det cmd run --config resources.slots=N"
-    elif not device.max_ranks:
-        fix = "use --accelerator cpu"
+    # In a task, other machines of the experiment may have the rest.
+    fix = f"det-ds run --slots {device.max_ranks}, several machines, or --accelerator cpu"
     yield Diagnosis("slots", state, f"{device.num_devices} {kind}", count(slots, "slot"), fix)
     for tool in () if torch["hip"] else uses:  # ROCm has another compiler
         version, wrong = find_tool(tool, environment, torch["cuda"])

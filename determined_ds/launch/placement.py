@@ -10,14 +10,13 @@ import os
 import shutil
 import subprocess
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT
 
 Environment = Mapping[str, str]
-Hostnames = Callable[[str], list[str]]
 
 TORCHRUN, DEEPSPEED, OPENMPI, SLURM = "torchrun", "deepspeed", "mpirun", "srun"
 PLAIN = "the environment"
@@ -69,11 +68,10 @@ def placement_here() -> Placement | None:
     return placement_of(os.environ)
 
 
-def placement_of(environment: Environment, hostnames: Hostnames | None = None) -> Placement | None:
-    """The place of this process, or None where no launcher started it; ``hostnames`` expands a list of SLURM's."""
+def placement_of(environment: Environment) -> Placement | None:
+    """The place of this process, or None where no launcher started it."""
     if PARENT in environment or environment.get("DET_TASK_TYPE") == "TRIAL":
         return None  # below a rank of our own launcher, or of Determined's
-    hosts = hostnames or _scontrol_hostnames
     # A batch script has SLURM_PROCID as well, but its step is none of srun's, like that of a shell of salloc.
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
     step = environment.get("SLURM_STEP_ID", "")
@@ -83,9 +81,9 @@ def placement_of(environment: Environment, hostnames: Hostnames | None = None) -
     if "RANK" in environment and "CROSS_SIZE" in environment:
         return _stated(environment, DEEPSPEED, OF_DEEPSPEED)
     if "OMPI_COMM_WORLD_RANK" in environment:
-        return _openmpi(environment, hosts)
+        return _openmpi(environment)
     if in_step:
-        return _slurm(environment, hosts)
+        return _slurm(environment)
     if "RANK" in environment and environment.get("WORLD_SIZE") != "1":  # set by a script
         return _stated(environment, PLAIN, OF_TORCHRUN[:4], "torchrun")
     return None
@@ -104,19 +102,19 @@ def _stated(
     return Placement(rank, size, local_rank, local_size, machine, machines, launcher, address, port)
 
 
-def _openmpi(environment: Environment, hosts: Hostnames) -> Placement:
+def _openmpi(environment: Environment) -> Placement:
     _, size, _, local_size = _numbers(environment, OPENMPI, OF_OPENMPI)
     nodes = None if size == local_size else environment.get("SLURM_JOB_NODELIST", "")
     job = next((environment[name] for name in IDS_OF_MPI if environment.get(name)), "" if size == 1 else None)
     number = None if job is None else zlib.crc32(job.encode())
-    found, missing = _meeting_point(environment, nodes, number, hosts)
+    found, missing = _meeting_point(environment, nodes, number)
     if missing:
         wanted = " ".join(f"-x {name}={'$(hostname)' if 'ADDR' in name else 29500}" for name in missing)
         raise _incomplete(OPENMPI, missing, f"add {wanted} to mpirun")
     return _stated(found, OPENMPI, OF_OPENMPI, "mpirun --map-by slot")
 
 
-def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
+def _slurm(environment: Environment) -> Placement:
     rank, local_rank, machine = _numbers(environment, SLURM, OF_SLURM)
     size, machines, step, job = _numbers(environment, SLURM, OF_SLURM_STEP)
     local_size = size // machines
@@ -124,7 +122,7 @@ def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
         use = "srun --ntasks-per-node N --distribution=block"
         raise _out_of_order(SLURM, rank, local_rank, local_size, use)
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
-    found, missing = _meeting_point(environment, None if machines == 1 else nodes, 101 * job + step, hosts)
+    found, missing = _meeting_point(environment, None if machines == 1 else nodes, 101 * job + step)
     if missing:
         raise _incomplete(SLURM, missing, "set them, or start the ranks in a SLURM job")
     places = map(str, (rank, size, local_rank, local_size, machine, machines))
@@ -132,7 +130,7 @@ def _slurm(environment: Environment, hosts: Hostnames) -> Placement:
 
 
 def _meeting_point(
-    environment: Environment, nodes: str | None, job: int | None, hosts: Hostnames
+    environment: Environment, nodes: str | None, job: int | None
 ) -> tuple[dict[str, str], list[str]]:
     """An environment with the address and the port where ranks meet, and which of them is not known.
 
@@ -141,7 +139,7 @@ def _meeting_point(
     """
     address = LOOPBACK if nodes is None else nodes
     if set(address) & set("[,"):
-        address = next(iter(hosts(address)), "")
+        address = next(iter(_scontrol_hostnames(address)), "")
     port = "" if job is None else str(PORTS.start + job % len(PORTS))
     found = {"MASTER_ADDR": address, "MASTER_PORT": port}
     found = {name: environment.get(name) or value for name, value in found.items()}

@@ -153,7 +153,7 @@ class Autotune:
                     fix = "allow more by --loss-tolerance, or use another precision"
                 raise ConfigError(Problem(key="autotune", message=why, fix=fix))
             best = ranked[0] if _is_faster(ranked[0], first) or first not in ranked else first
-            spread, times = best.spread, len(best.repetitions)
+            times = len(best.repetitions)
             verdict = [f"{best.name}: {best.samples_per_second or 0:,.1f} samples/s, {times} measurement(s)"]
             if best is first:
                 verdict.append(
@@ -162,8 +162,6 @@ class Autotune:
             elif best.interval and first.interval and best.interval[0] > 0:
                 low, high = first.interval[0] / best.interval[1], first.interval[1] / best.interval[0]
                 verdict.append(f"{low:.2f} to {high:.2f} times as fast as the experiment as it was")
-            if spread is not None and times > 1:
-                verdict.append(f"its measurements differ by {spread[1] / spread[0] - 1:.0%}")
             if self.workbench.load:
                 verdict.append(f"while it was measured, {self.workbench.load}")
             for line in (f"ended: {ended}", *verdict):
