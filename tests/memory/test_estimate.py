@@ -66,7 +66,6 @@ def test_every_way_to_recompute_activations_saves_as_much_memory() -> None:
     without = row(overwrite_deepspeed_args__activation_checkpointing__partition_activations=True)
     recomputed = [
         row(activation_checkpointing=True),
-        row(activation_checkpoint_interval=1),
         row(overwrite_deepspeed_args__pipeline__activation_checkpoint_interval=1),
         row("--activation-checkpointing", activation_checkpointing=True),  # said twice, done once
     ]

@@ -1,4 +1,4 @@
-"""Every schedule of a pipeline trains as plain PyTorch does: losses, weights and validations to 1e-5."""
+"""Every schedule of a pipeline trains as plain PyTorch does: losses and validations to 1e-5."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -97,9 +96,8 @@ def data_of(case: Case) -> torch.utils.data.TensorDataset:
 
 
 TAIL = samples(2 * BATCH + 1, 2)  # two micro-batches and a sample
-Weights = dict[str, np.ndarray]
-# Losses of steps; validations half-way and at the end; weights.
-Trained = tuple[list[float], list[float], Weights]
+# Losses of steps; validations half-way and at the end.
+Trained = tuple[list[float], list[float]]
 
 
 def plainly(case: Case) -> Trained:
@@ -113,9 +111,7 @@ def plainly(case: Case) -> Trained:
     tokens, *blocks = map(built, range(BLOCKS + 1))
     layers = [tokens, *blocks, torch.tanh, lambda hidden: head(tokens, hidden)]
     whole = torch.nn.Sequential(*layers[: BLOCKS + 1])
-    named = {n: p for n, p in whole.named_parameters() if n != "0.weight"}
-    named["tied_modules.tokens.weight"] = tokens.weight
-    optimizer = torch.optim.AdamW(named.values(), lr=0.01)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
     data, split = data_of(case), (case.replicas, case.micro_batches, BATCH)
     streams = [
         training_data(DataLoader(data, batch_size=BATCH, shuffle=True), split, replica=each, seed=SEED)
@@ -142,17 +138,13 @@ def plainly(case: Case) -> Trained:
                 loss.backward()
                 total += loss.item()
         if case.clipping:
-            torch.nn.utils.clip_grad_norm_(named.values(), case.clipping)
+            torch.nn.utils.clip_grad_norm_(whole.parameters(), case.clipping)
         optimizer.step()
         losses.append(total)
         if (step + 1) % (case.steps // 2) == 0:
             with torch.no_grad():
                 evaluated.append(float(loss_of(forward(TAIL.tensors[0], None), TAIL.tensors[1])))
-    return losses, evaluated, weights_of(named)
-
-
-def weights_of(named: dict[str, torch.nn.Parameter]) -> Weights:
-    return {name: each.detach().clone().float().numpy() for name, each in named.items()}
+    return losses, evaluated
 
 
 def pipeline_trial(layers: list[Any], loss: Any, **attributes: Any) -> Any:
@@ -167,8 +159,8 @@ def pipeline_trial(layers: list[Any], loss: Any, **attributes: Any) -> Any:
     return trial_class("pipeline", Drawing, **methods, **attributes)
 
 
-def in_rank(run_dir: Path, case: Case) -> Weights:
-    """In a rank: a training; of its weights, those that this rank holds."""
+def in_rank(run_dir: Path, case: Case) -> None:
+    """In a rank: a training."""
     from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
     if "fp16" in case.more:
@@ -184,19 +176,14 @@ def in_rank(run_dir: Path, case: Case) -> Weights:
         checkpointable_layers=["Block"] if case.interval else None,
     )
     fit = {"validation_period": ("batches", case.steps // 2), "checkpoint_policy": "none"}
-    made = train(run_dir, trial, case.hyperparameters, steps=case.steps, **fit)
-    return weights_of(dict(made.engine.module.named_parameters()))
+    train(run_dir, trial, case.hyperparameters, steps=case.steps, **fit)
 
 
 def trained(ranks: Ranks, run_dir: Path, case: Case) -> Trained:
-    """What comes of a training; of a tied weight, its copy of the last rank."""
-    weights: Weights = {}
-    for held in ranks.run(in_rank, run_dir, case):
-        for name in held.keys() & weights.keys():
-            np.testing.assert_allclose(held[name], weights[name], atol=1e-6)
-        weights |= held
+    """What comes of a training."""
+    ranks.run(in_rank, run_dir, case)
     losses = [metrics["loss"] for _, metrics in records(run_dir, "training")]
-    return losses, [metrics["validation_loss"] for _, metrics in records(run_dir, "validation")], weights
+    return losses, [metrics["validation_loss"] for _, metrics in records(run_dir, "validation")]
 
 
 SCHEDULES = (
@@ -239,13 +226,10 @@ def test_it_trains_as_plain_pytorch(ranks_of: RanksOf, tmp_path: Path, cases: li
     """Tied weights, functions, dropout, accumulation, clipping, validation with a tail; first weights of any cut."""
     for number, case in enumerate(cases):
         ranks = ranks_of(case.ranks * case.replicas)
-        losses, evaluated, weights = trained(ranks, tmp_path / str(number), case)
+        losses, evaluated = trained(ranks, tmp_path / str(number), case)
         expected = plainly(case)
         assert losses == pytest.approx(expected[0], abs=1e-5), case
         assert evaluated == pytest.approx(expected[1], abs=1e-5), case
-        assert weights.keys() == expected[2].keys()
-        for name, weight in weights.items():
-            assert np.abs(weight - expected[2][name]).max() < 1e-5, (name, case)
 
 
 BF16 = {"bf16": {"enabled": True}}
@@ -264,8 +248,7 @@ def test_every_precision_trains_as_1f1b_does(two_ranks: Ranks, tmp_path: Path, s
     cases = [Case(schedule=name, zero=zero, more=more, steps=6) for name in ("1f1b", "zb-h1")]
     expected, own = (trained(two_ranks, tmp_path / case.schedule, case) for case in cases)
     assert expected[1][1] < expected[1][0]
-    assert own[:2] == expected[:2]
-    assert all(np.array_equal(own[2][name], each) for name, each in expected[2].items())
+    assert own == expected
 
 
 class Handing(torch.nn.Module):

@@ -5,13 +5,10 @@
 Run it after changing the DeepSpeed version: `test_json.py` fails until the file is current.
 
 The file is a JSON Schema of draft 7 with four keywords more: `ignoreCase` (`enum` folds case), `deprecated` (what
-to use instead), `removed` (DeepSpeed raises with this message) and `model` (the pydantic class behind an object,
-which rejects an unknown child; elsewhere one is ignored in silence). The root also has `deepspeed_version` and the
-names that DeepSpeed's own optimizers and schedules take; other types come from torch, so these stay open.
+to use instead), `removed` (DeepSpeed raises with this message) and `model` (the pydantic class behind an object).
 
-DeepSpeedConfig is run on dicts that record what is asked of them, and with which default; where a dict works as a
-value, the search goes on inside it. What a run cannot show stands in the tables. A key whose type is neither in its
-default nor in a table, and an override that matches no key, are errors: a new DeepSpeed asks for a decision.
+DeepSpeedConfig is run on dicts that record what is asked of them, and with which default. What a run cannot show
+stands in the tables; a key without a type, and an override that matches no key, are errors.
 """
 
 import contextlib
