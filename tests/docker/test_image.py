@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -36,18 +34,6 @@ def values(instruction: str) -> list[str]:
 def install() -> str:
     (command,) = (value for value in values("RUN") if "pip" in value)
     return command
-
-
-def test_it_installs_what_the_makefile_does_with_the_same_pins() -> None:
-    """By pip, which every base image has, and not editable."""
-    (makes,) = re.findall(
-        r"^DS_BUILD_OPS=0 .* pip install (.*);", (ROOT / "Makefile").read_text(), re.MULTILINE
-    )
-    image = shlex.split(install().partition("&&")[2].rpartition("&&")[0])
-    assert "DS_BUILD_OPS=0" in image
-    assert shlex.join(["-c", "constraints.txt"]) in makes
-    assert image[image.index("-c") + 1] == "constraints.txt"
-    assert image[-1] == ".[models,search]"
 
 
 def test_what_it_copies_is_let_through_and_nothing_else_is() -> None:

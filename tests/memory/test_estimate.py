@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness.ranks import ROOT
-from tests.memory.estimates import estimate, refused, resolved, settings
+from tests.memory.estimates import estimate, resolved, settings
 from tests.package import bytes_per_rank
 
 
@@ -43,18 +41,6 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
     index, size = next((i, row["largest_micro_batch"]) for i, row in enumerate(rows) if row["fits"])
     fits = [estimate(*model, "--micro-batch-size", size + n)["strategies"][index]["fits"] for n in (0, 1)]
     assert fits == [True, False]
-
-
-def test_a_model_that_is_no_transformer_is_counted_in_its_own_folder(tmp_path: Path) -> None:
-    folder = ROOT / "tests" / "cli" / "own_model"
-    own, other = (shutil.copytree(folder, tmp_path / name) for name in ("own", "other"))
-    model = estimate(own / "experiment.yaml", own)["model"]
-    assert (model["num_parameters"], model["num_layers"], model["sequence_length"]) == (5, 0, 0)
-    assert model["activations"] is not None
-    # Another folder's module of the same name is another module.
-    code = (other / "trial.py").read_text()
-    (other / "trial.py").write_text(code.replace("torch.nn.Linear(4, 1)", "1 / 0"))
-    assert "division by zero" in refused(other / "experiment.yaml", other)
 
 
 def test_every_way_to_recompute_activations_saves_as_much_memory() -> None:
