@@ -1,4 +1,4 @@
-"""An agent: starts the containers of a trial, follows their output, tells the master of their end.
+"""An agent: starts the containers of a trial, follows their output, and reports their end to the master.
 
 A container is a private mount namespace (``container.sh``), so that a trial finds the fixed paths that Determined's
 harness expects, and leaves nothing behind. Its processes are known by ``DET_ALLOCATION_ID`` in their environment.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from tests.cluster.state import Allocation, Trial
 from tests.harness.forked import marked
 from tests.harness.machines import HIDDEN, PYTHON, Machine
-from tests.harness.ranks import ROOT, free_port
+from tests.harness.ranks import free_port
 
 if TYPE_CHECKING:
     from tests.cluster.master import Master
@@ -33,8 +33,6 @@ BIN = Path(sys.executable).parent
 SEEN = sorted(folder for folder in PYTHON if folder.startswith(HIDDEN))
 # The namespaces of a container: with the right to mount, or with a user namespace that gives it.
 WAYS = (["unshare", "-m"], ["unshare", "-U", "-r", "-m"])
-# Ends what is left of a cluster when the test session is no more, however it ended: its input then ends.
-GUARD = "import sys; from tests.cluster.agent import end_all; sys.stdin.read(); end_all(*sys.argv[1:])"
 
 
 class Agent:
@@ -56,12 +54,6 @@ class Agent:
         self._master, self.slots, self._storage, self._roots = master, slots, storage, roots
         self._environment, self._machines = environment, machines
         self._threads: list[threading.Thread] = []
-        self._guard = subprocess.Popen(
-            [sys.executable, "-c", GUARD, "DET_CLUSTER_ID", master.cluster_id],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
 
     def start(self, trial: Trial, allocation: Allocation) -> None:
         """Start a trial's containers; the master is told when they have ended."""
@@ -73,14 +65,10 @@ class Agent:
             root.mkdir()
             enter = self._machines[number].enter if self._machines else []
             words = map(str, ("bash", CONTAINER, root, self._storage, BIN, *SEEN))
+            own = {"DET_AGENT_ID": f"agent-{number + 1}", "DET_RESOURCES_ID": name, "DET_CONTAINER_ID": name}
             container = subprocess.Popen(
                 [*enter, *way_to_isolate(), *words],
-                env={
-                    **variables,
-                    "DET_AGENT_ID": f"agent-{number + 1}",
-                    "DET_RESOURCES_ID": name,
-                    "DET_CONTAINER_ID": name,
-                },
+                env={**variables, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -154,7 +142,6 @@ class Agent:
         """Wait for the containers that are ending; nothing may be left of them."""
         for thread in self._threads:
             thread.join(timeout=30)
-        self._guard.communicate(timeout=60)
         left = marked(self._master.cluster_id, "DET_CLUSTER_ID")
         assert not left, f"left running: {left}"
 
@@ -177,11 +164,7 @@ def end_all(name: str, value: str) -> None:
 
 @functools.cache
 def way_to_isolate() -> list[str]:
-    """The words that give a command a mount namespace of its own.
-
-    Raises:
-        OSError: there is none.
-    """
+    """The words that give a command a mount namespace of its own; an OSError where there is none."""
     reasons = []
     for way in WAYS:
         with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as storage:
@@ -189,5 +172,5 @@ def way_to_isolate() -> list[str]:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         if done.returncode == 0:
             return way
-        reasons.append(f"{' '.join(way)}: {done.stderr.strip() or done.returncode}")
+        reasons.append(done.stderr)
     raise OSError("no private mount can be had: " + "; ".join(reasons))

@@ -11,7 +11,7 @@ import json
 import tarfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,7 @@ VERSION = "0.38.1"
 DEFAULTS = json.loads((Path(__file__).with_name("recorded") / "defaults.json").read_text())
 USERNAME = "determined"  # the only user, without a password
 OPEN = ("/info", "/api/v1/master", "/api/v1/auth/login")  # without a token
-VERBS = {
-    "activate": "ACTIVE",
-    "pause": "PAUSED",
-    "cancel": "STOPPING_CANCELED",
-    "kill": "STOPPING_KILLED",
-}
+VERBS = {"activate": "ACTIVE", "pause": "PAUSED", "cancel": "STOPPING_CANCELED", "kill": "STOPPING_KILLED"}
 LONGEST_HOLD_S = 120.0
 
 
@@ -52,11 +47,10 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
     match (call.method, *call.path.removeprefix("/api/v1").split("/")[1:]):
         # --- The master, users
         case "GET", "info":
-            ids = dict.fromkeys(("cluster_id", "master_id"), master.cluster_id)
-            return {**ids, "cluster_name": "test", "version": VERSION}
+            return {"cluster_id": master.cluster_id, "cluster_name": "test", "version": VERSION}
         case "GET", "master":
             ids = dict.fromkeys(("masterId", "clusterId"), master.cluster_id)
-            off = dict.fromkeys(("hasCustomLogo", "strictJobQueueControl", "rbacEnabled"), False)
+            off = dict.fromkeys(("hasCustomLogo", "strictJobQueueControl"), False)
             return {**ids, **off, "clusterName": "test", "version": VERSION}
         case "POST", "auth", "login":
             if body["username"] != USERNAME or body.get("password"):
@@ -77,20 +71,19 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
         case "POST", "experiments", number, verb if verb in VERBS:
             return master.set_state(master.experiments[int(number)], VERBS[verb])
         case "GET", "experiments", number, "trials":
-            return page("trials", [trial.view() for trial in master.experiments[int(number)].trials], call)
+            return page("trials", [trial.view() for trial in master.experiments[int(number)].trials])
         case "GET", "experiments", number, "searcher", "best_searcher_validation_metric":
             experiment = master.experiments[int(number)]
-            reports = [report for trial in experiment.trials for report in trial.of_group("validation")]
-            if not (best := experiment.best_first(reports)):
+            if (best := experiment.best_validation(*experiment.trials)) is None:
                 raise Refused(404, "no validations for experiment")
-            metric = best[0].metrics[experiment.config["searcher"]["metric"]]
+            metric = best.metrics[experiment.config["searcher"]["metric"]]
             return {"metric": float(str(numpy.float32(metric)))}  # the answer has no more digits
 
         # --- A task
         case "GET", "tasks", name, "context_directory":
-            return {"b64Tgz": base64.b64encode(master.trial_of(name).experiment.context_tgz).decode()}
+            return {"b64Tgz": base64.b64encode(of_task(master, name).experiment.context_tgz).decode()}
         case "GET", "tasks", name:
-            trial = master.trial_of(name)
+            trial = of_task(master, name)
             allocations = [  # the newest first, in UTC without saying so
                 {
                     "taskId": trial.task_id,
@@ -106,7 +99,7 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
             return {"task": {**kept, "allocations": allocations}}
         case "POST", "task", "logs":
             for line in body["logs"]:
-                master.log(master.trial_of(line["task_id"]), line["log"].rstrip("\n"))
+                master.log(of_task(master, line["task_id"]), line["log"].rstrip("\n"))
         case "POST", "allocations", name, "acceleratorData":
             master.allocation(name)
         case "GET", "allocations", name, "resources", resources, "rendezvous":
@@ -117,8 +110,7 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
             return {"rendezvousInfo": {"addresses": allocation.addresses, "rank": rank, "slots": slots}}
         case "GET", "allocations", name, "signals", "preemption":
             _, allocation = master.allocation(name)
-            timeout_s = min(60.0, float(call.asked("timeout_seconds", 60)))
-            # When it comes, when the allocation ends, or after so long without.
+            timeout_s = min(60.0, float(call.query.get("timeout_seconds", ["60"])[0]))
             ended = master.wait(lambda: allocation.preempted or allocation.exit_code is not None, timeout_s)
             return {"preempt": ended}
         case "POST", "allocations", name, "signals", "ack_preemption":
@@ -130,25 +122,21 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
             return {"storageId": 1}
         case "GET", "trials", "metrics", "trial_metrics":
             # Source: ``GetMetrics`` in determined 0.38.1's ``master/internal/db/postgres_trial_metrics.go``.
-            trials, group = [master.trials[int(each)] for each in call.query["trialIds"]], call.asked("group")
-            found = [[trial.report_view(report) for report in trial.of_group(group)] for trial in trials]
-            return iter([{"metrics": reports} for reports in found if reports])
+            trial = master.trials[int(call.query["trialIds"][0])]
+            found = [trial.report_view(report) for report in trial.of_group(call.query["group"][0])]
+            return iter([{"metrics": found}] if found else [])
         case "GET", "trials", number:
             return {"trial": master.trials[int(number)].view()}
         case "GET", "trials", number, "checkpoints":
             trial = master.trials[int(number)]
-            return page(
-                "checkpoints", [trial.checkpoint_view(each) for each in trial.checkpoints.values()], call
-            )
+            return page("checkpoints", map(trial.checkpoint_view, trial.checkpoints.values()))
         case "GET", "trials", number, "logs":
             return logs(master, master.trials[int(number)], call)
         case "POST", "trials", number, "runner", "metadata":
-            master.trials[int(number)].runner_state = body["state"]
+            assert master.trials[int(number)]
         case "POST", "trials", number, "metrics":
             trial, reported, group = master.trials[int(number)], body["metrics"], body["group"]
             values = reported["metrics"]["avgMetrics"]
-            if int(reported["trialId"]) != trial.id:
-                raise Refused(400, "the path and the body name different trials")
             if reported.get("stepsCompleted") is None:  # of the machine, not of the training
                 trial.profiled.setdefault(group, []).append(values)
             else:
@@ -166,7 +154,7 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
 
         # --- Checkpoints
         case "POST", "checkpoints":
-            trial, new = master.trial_of(body["taskId"]), Checkpoint(body=body)
+            trial, new = of_task(master, body["taskId"]), Checkpoint(body=body)
             if any(new.uuid in each.checkpoints for each in master.trials.values()):
                 raise Refused(500, f"inserting checkpoint model: duplicate key {new.uuid}")
             trial.checkpoints[new.uuid] = new
@@ -174,11 +162,11 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
         case "PATCH", "checkpoints":  # a trial has deleted some of a checkpoint's files, or all
             for patch in body["checkpoints"]:
                 left = (patch.get("resources") or {}).get("resources")
-                _, checkpoint = master.checkpoint(patch["uuid"])
+                checkpoint = owner(master, patch["uuid"]).checkpoints[patch["uuid"]]
                 checkpoint.state = "PARTIALLY_DELETED" if left else "DELETED"
         case "GET", "checkpoints", name:
-            trial, checkpoint = master.checkpoint(name)
-            return {"checkpoint": trial.checkpoint_view(checkpoint)}
+            trial = owner(master, name)
+            return {"checkpoint": trial.checkpoint_view(trial.checkpoints[name])}
 
         # --- Unmanaged: the same external id is the same experiment, and the same trial
         # Source: ``master/internal/api_experiment.go`` and ``api_trials.go`` of determined v0.38.1.
@@ -193,13 +181,8 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
             external, asked = f"trial {body['externalTrialId']}", body["createTrialRequest"]
             if external not in master.unmanaged:
                 number, experiment = len(master.trials) + 1, master.experiments[int(asked["experimentId"])]
-                trial = Trial(
-                    id=number,
-                    experiment=experiment,
-                    hparams=asked["hparams"],
-                    seed=0,
-                    task_id=f"unmanaged-{number}",
-                )
+                made = {"hparams": asked["hparams"], "seed": 0, "task_id": f"unmanaged-{number}"}
+                trial = Trial(id=number, experiment=experiment, **made)
                 experiment.trials.append(trial)
                 master.trials[number] = master.unmanaged[external] = trial
             return {"trial": master.unmanaged[external].view()}
@@ -219,18 +202,23 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
     return None
 
 
+def of_task(master: Master, name: str) -> Trial:
+    return master.trial_with(lambda trial: trial.task_id == name)
+
+
+def owner(master: Master, uuid: str) -> Trial:
+    """The trial that has reported a checkpoint."""
+    return master.trial_with(lambda trial: uuid in trial.checkpoints)
+
+
 def user() -> Json:
-    at = dict.fromkeys(("modifiedAt", "lastAuthAt"), "2026-11-22T00:00:00Z")
-    more = {"agentUserGroup": None, "displayName": "", "remote": False}
-    return {"id": 2, "username": USERNAME, "admin": True, "active": True, **at, **more}
+    return {"id": 2, "username": USERNAME, "admin": True, "active": True}
 
 
-def page(name: str, items: list[Any], call: Call) -> Json:
-    """A part of a list, as ``offset`` and ``limit`` ask for it."""
-    offset, limit = int(call.asked("offset", 0)), int(call.asked("limit", 0))
-    part = items[offset:][: limit or None]
-    of = {"startIndex": offset, "endIndex": offset + len(part), "total": len(items)}
-    return {name: part, "pagination": {"offset": offset, "limit": limit, **of}}
+def page(name: str, items: Iterable[Any]) -> Json:
+    """A list, which is always given whole."""
+    found = [*items]
+    return {name: found, "pagination": {"startIndex": 0, "endIndex": len(found), "total": len(found)}}
 
 
 def shown(experiment: Experiment) -> Json:
@@ -273,25 +261,21 @@ def completed(config: Json, cluster_storage: Json) -> Json:
         storage = {**cluster_storage, **storage}
     saved = {"save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1}
     environment = dict(config.get("environment", {}))
-    for key, default in (("image", "determinedai/pytorch-ngc:0.38.1"), ("environment_variables", [])):
-        stated = environment.get(key, default)
-        environment[key] = (
-            stated if isinstance(stated, dict) else dict.fromkeys(("cpu", "cuda", "rocm"), stated)
-        )
-        environment[key].setdefault("cpu", default)
+    variables = environment.get("environment_variables", [])
+    if isinstance(variables, list):
+        environment["environment_variables"] = {"cpu": variables, "cuda": variables}
+    policies = config.get("log_policies", [])
+    names = [policy.get("name") for policy in policies]
+    policies += [each for each in DEFAULTS["experiment"]["log_policies"] if each["name"] not in names]
     own = {
         "reproducibility": {"experiment_seed": 0},  # the master takes the time
         "hyperparameters": {},
-        "bind_mounts": [],
         **config,
         "searcher": {**DEFAULTS["searchers"][config["searcher"]["name"]], **config["searcher"]},
         "checkpoint_storage": {**saved, **storage},
         "environment": environment,
     }
-    policies = own.get("log_policies", [])
-    names = [policy.get("name") for policy in policies]
-    masters = [each for each in DEFAULTS["experiment"]["log_policies"] if each["name"] not in names]
-    return {**merge_dicts(DEFAULTS["experiment"], own), "log_policies": policies + masters}
+    return {**merge_dicts(DEFAULTS["experiment"], own), "log_policies": policies}
 
 
 def _given(value: Json) -> Json:
@@ -307,8 +291,7 @@ def create(master: Master, call: Call) -> Json:
         for file in call.body.get("modelDefinition") or []:
             content = base64.b64decode(file.get("content") or "")
             entry = tarfile.TarInfo(file["path"])
-            entry.type = bytes([int(file["type"])])
-            entry.mode = int(file["mode"]) & 0o7777
+            entry.type, entry.mode = bytes([int(file["type"])]), int(file["mode"]) & 0o7777
             entry.mtime = int(file.get("mtime") or time.time())
             entry.size = len(content) if entry.isfile() else 0
             archive.addfile(entry, io.BytesIO(content))
@@ -320,8 +303,7 @@ def create(master: Master, call: Call) -> Json:
         state="ACTIVE" if call.body.get("activate") else "PAUSED",
         username=call.user or "",
     )
-    if not call.body.get("validateOnly"):
-        master.add(experiment)
+    master.add(experiment)
     return {**shown(experiment), "warnings": []}
 
 
@@ -331,11 +313,7 @@ def continue_(master: Master, body: Json) -> Json:
         raise Refused(400, f"experiment in non terminal state '{experiment.state}', try again later")
     override = parse(body.get("overrideConfig") or "") or {}
     config = judged(master, merge_dicts(parse(experiment.original_config), override))
-    if config["searcher"]["name"] != experiment.config["searcher"]["name"]:
-        raise Refused(400, "override config must have the searcher of the experiment")
     experiment.config = config
-    if config["searcher"]["name"] == "single":
-        experiment.trials[0].hparams = config["hyperparameters"]
     master.revive(experiment)
     return {**shown(experiment), "warnings": []}
 
@@ -351,26 +329,19 @@ def hold(master: Master, trial: Trial) -> None:
 
 
 def logs(master: Master, trial: Trial, call: Call) -> Iterator[Json]:
-    """The lines, the last ones first if so asked; and those to come until the trial's end, where it is followed."""
-    levels, limit = call.query.get("levels"), int(call.asked("limit", 0))
-    order = -1 if call.asked("orderBy") == "ORDER_BY_DESC" else 1
-    is_followed, is_closed, sent = call.asked("follow") == "true", False, 0
+    """The lines; and those to come until the trial's end, where it is followed."""
+    levels, sent, is_closed = call.query.get("levels"), 0, False
+    is_followed = call.query.get("follow") == ["true"]
     while not is_closed:
         if is_followed:
-            master.wait(lambda sent=sent: sent < len(trial.logs) or trial.closed, timeout_s=10)  # type: ignore[misc]
-        is_closed = trial.closed or not is_followed
-        new = list(enumerate(trial.logs))[sent:]
-        sent += len(new)
-        for number, (at, line) in new if is_followed else new[::order][: limit or None]:
+            master.wait(lambda sent=sent: sent < len(trial.logs) or trial.end_time, timeout_s=10)  # type: ignore[misc]
+        is_closed = bool(trial.end_time) or not is_followed
+        new = trial.logs[sent:]
+        for number, (at, line) in enumerate(new, start=sent):
             rank, level, text = taken_apart(line)
             level = f"LOG_LEVEL_{level or 'INFO'}"
+            shown = {"message": f"{line}\n", "log": text, "level": level, "trialId": trial.id}
+            shown |= {"rankId": int(rank)} if rank else {}
             if levels is None or level in levels:
-                yield {
-                    "id": str(number),
-                    "timestamp": at,
-                    "message": line + "\n",
-                    "log": text,
-                    "level": level,
-                    "trialId": trial.id,
-                    **({"rankId": int(rank)} if rank else {}),
-                }
+                yield {"id": str(number), "timestamp": at, **shown}
+        sent += len(new)

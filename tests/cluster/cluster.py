@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from determined.common.api import authentication, bindings, logs
@@ -34,6 +33,7 @@ Metrics = list[tuple[int, dict[str, Any]]]  # steps completed, name -> value
 ENDED = ("COMPLETED", "ERROR", "CANCELED", "DELETED")
 # What differs from one run to the next however alike they are: clocks and memory.
 UNLIKE = ("samples_per_second", "tokens_per_second", "bubble", "peak_memory_gib", "peak_memory_gib_min")
+GROUPS = ("training", "validation")
 SIGNALLED_S = 1.0
 
 
@@ -55,12 +55,7 @@ def _alike(reports: Metrics) -> Metrics:
 
 def metrics_of(run_dir: Path) -> dict[str, Metrics]:
     """What :meth:`Cluster.metrics` says of a trial, of a run directory."""
-    return {group: _alike(list(records(run_dir, group))) for group in ("training", "validation")}
-
-
-def best_of(trial: Trial) -> dict[str, Any]:
-    """The metrics of its best validation."""
-    return dict(trial.bestValidation.metrics.avgMetrics) if trial.bestValidation else {}
+    return {group: _alike(list(records(run_dir, group))) for group in GROUPS}
 
 
 class Cluster:
@@ -76,29 +71,14 @@ class Cluster:
     def __init__(self, address: str) -> None:
         login = {"user": os.environ.get("DET_USER"), "password": os.environ.get("DET_PASS")}
         self._session = Determined(master=address, **login)._session
-        self._address = address
+        self._address, self._environment = address, dict(os.environ)
         self._created: list[int] = []
 
-    # --- The command line -------------------------------------------------------------------------------
-
-    def run_det(self, words: list[str]) -> subprocess.CompletedProcess[str]:
-        """Run ``det`` in the repository's root, to its end."""
-        return subprocess.run(
-            [str(Path(sys.executable).with_name("det")), *words],
-            cwd=ROOT,
-            env={**os.environ, "DET_MASTER": self._address},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=self.timeout_s,
-        )
-
     def det(self, *arguments: str | Path | int, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run ``det``; with ``check`` it has to succeed."""
-        words = [str(argument) for argument in arguments]
-        done = self.run_det(words)
-        said = re.sub(r"Preparing files to send[^\n\r]*\s*", "", done.stdout + done.stderr)
-        assert done.returncode == 0 or not check, f"det {' '.join(words)}:\n{said}"
+        """Run ``det`` in the repository's root; with ``check`` it has to succeed."""
+        words = ["--master", self._address, *map(str, arguments)]
+        done = run_forked("tests.harness.forked:det", words, env=self._environment)
+        assert done.returncode == 0 or not check, f"det {' '.join(words)}:\n{done.stdout}{done.stderr}"
         return done
 
     def create(
@@ -135,7 +115,6 @@ class Cluster:
         yield
 
     def activate(self, number: int) -> None:
-        """``det experiment activate``."""
         self.det("experiment", "activate", number)
 
     def stop(self, number: int, *, at: int, how: str = "pause") -> int:
@@ -158,9 +137,7 @@ class Cluster:
     def delete_all(self) -> None:
         """Delete what was created here, whatever state it is in; name on stderr what could not be deleted."""
         for number in self._created:
-            if self.state(number) not in ENDED:
-                self.det("experiment", "kill", number, check=False)
-        for number in self._created:
+            self.det("experiment", "kill", number, check=False)
             self.poll(lambda number=number: self.state(number) in ENDED)  # type: ignore[misc]
             done = self.det("experiment", "delete", "--yes", number, check=False)
             if done.returncode:
@@ -181,11 +158,9 @@ class Cluster:
         return bindings.get_GetExperiment(self._session, experimentId=number).experiment
 
     def state(self, number: int) -> str:
-        """Of an experiment."""
         return self.experiment(number).state.name
 
     def trials(self, number: int) -> list[Trial]:
-        """Of an experiment."""
         found = bindings.get_GetExperimentTrials(self._session, experimentId=number, limit=1000).trials
         return sorted(found, key=lambda trial: trial.id)
 
@@ -207,7 +182,7 @@ class Cluster:
 
     def metrics(self, trial: Trial) -> dict[str, Metrics]:
         """Group -> reports, but what differs from run to run."""
-        return {group: _alike(self.reports(trial, group)) for group in ("training", "validation")}
+        return {group: _alike(self.reports(trial, group)) for group in GROUPS}
 
     def checkpoints(self, trial: Trial) -> list[Checkpoint]:
         """Those that are there, in the order of training."""
@@ -225,8 +200,6 @@ class Cluster:
     def log(self, trial: Trial, level: bindings.v1LogLevel | None = None) -> str:
         """The log of a trial; with a level what the web UI shows under its filter."""
         return "".join(line.message for line in logs.trial_logs(self._session, trial.id, min_level=level))
-
-    # --- Waiting ----------------------------------------------------------------------------------------
 
     def poll(self, until: Callable[[], bool]) -> None:
         """Wait for something to become true."""
@@ -254,38 +227,24 @@ class FakeCluster(Cluster):
     def __init__(
         self, folder: Path, *, environment: dict[str, str] | None = None, machines: Sequence[Machine] = ()
     ) -> None:
-        self.storage, self._home, roots = folder / "storage", folder / "home", folder / "roots"
-        for made in (self.storage, self._home, roots):
+        self.storage, home, roots = folder / "storage", folder / "home", folder / "roots"
+        for made in (self.storage, home, roots):
             made.mkdir(parents=True)
         shared = {"type": "shared_fs", "host_path": str(self.storage)}
         self.master = Master(storage=shared, machine=machines[0] if machines else None)
-        self.master.agent = Agent(
-            self.master,
-            slots=2,
-            storage=self.storage,
-            roots=roots,
-            environment=environment or {},
-            machines=machines,
-        )
+        where = {"storage": self.storage, "roots": roots, "machines": machines}
+        self.master.agent = Agent(self.master, slots=2, environment=environment or {}, **where)  # type: ignore[arg-type]
         self._address, self._created = self.master.server.here, []
         self._session = authentication.login(self._address, USERNAME, "")
+        unset = ("XDG_CONFIG_HOME", "DET_USER", "DET_PASS", "DET_USER_TOKEN", "DET_MASTER_CERT_FILE")
+        self._environment = {name: value for name, value in os.environ.items() if name not in unset}
+        self._environment["HOME"] = str(home)
 
-    def __enter__(self) -> FakeCluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.master.close()
         assert self.master.agent is not None
         self.master.agent.close()
-
-    def run_det(self, words: list[str]) -> subprocess.CompletedProcess[str]:
-        unset = ("XDG_CONFIG_HOME", "DET_USER", "DET_PASS", "DET_USER_TOKEN", "DET_MASTER_CERT_FILE")
-        environment = {name: value for name, value in os.environ.items() if name not in unset}
-        environment["HOME"] = str(self._home)
-        words = ["--master", self._address, *words]  # the environment was read where it was forked
-        return run_forked("tests.harness.forked:det", words, env=environment)
+        assert not self.master.server.errors, self.master.server.errors
 
     @contextmanager
     def reached(self, batch: int, *numbers: int) -> Iterator[None]:
@@ -308,10 +267,10 @@ class FakeCluster(Cluster):
         """All that the master keeps of a trial."""
         return self.master.trials[trial.id]
 
-    def inject(self, kind: str, method: str, path: str, *, trial: Trial | None = None, **how: Any) -> Fault:
-        """Have the next call of a kind meet a fault, of one trial or of all; see :class:`Fault`."""
-        task = self.kept(trial).task_id if trial else ""
-        return self.master.server.inject(Fault(kind=kind, method=method, path=path, task=task, **how))  # type: ignore[arg-type]
+    def inject(self, kind: str, method: str, path: str, **how: Any) -> Fault:
+        """Have the next call of a kind meet a fault; see :class:`Fault`."""
+        self.master.server.faults.append(Fault(kind=kind, method=method, path=path, **how))  # type: ignore[arg-type]
+        return self.master.server.faults[-1]
 
     def calls(self, path: str, *, allocation: str) -> list[Call]:
         """The calls of an allocation; ``path`` is a regular expression that the whole path matches."""

@@ -30,24 +30,21 @@ class Refused(Exception):
 
 @dataclass(kw_only=True)
 class Call:
-    """A call that the master was sent, by a user or by a task."""
+    """A call of a user or of a task; ``rank`` is ``RANK`` of its process, ``status`` None where no answer was given."""
 
     method: str
-    path: str  # without the query
+    path: str
     query: dict[str, list[str]]
-    body: Json = None  # what was posted, from JSON
+    body: Json = None
     user: str | None = None
-    allocation: str | None = None  # whose task called
-    rank: int | None = None  # ``RANK`` of the process that called, where it has one
-    status: int | None = None  # None where no answer was given
-
-    def asked(self, name: str, default: Any = "") -> str:
-        return str(self.query.get(name, [default])[-1])
+    allocation: str | None = None
+    rank: int | None = None
+    status: int | None = None
 
 
 @dataclass(kw_only=True)
 class Fault:
-    """A fault of the master, met by a call of a task.
+    """What the next call of a task meets, to a path of this pattern, after ``skip`` others.
 
     ``close after`` obeys the call and closes the connection unanswered; ``hang`` answers late; ``answer`` gives another
     answer than ours, and ``answer after`` does so once the call is obeyed.
@@ -55,18 +52,16 @@ class Fault:
 
     kind: Literal["close after", "hang", "answer", "answer after"]
     method: str
-    path: str  # a regular expression that the whole path matches
-    skip: int = 0  # how many are let through before
-    seconds: float = 0.0  # how long it hangs
-    status: int = 200  # of another answer
+    path: str
+    skip: int = 0
+    seconds: float = 0.0
+    status: int = 200
     body: Json = None
-    task: str = ""  # whose processes call; empty: any task's
     is_met: bool = field(default=False, init=False)
 
     def meets(self, call: Call) -> bool:
-        """Whether it is this call that fails, which only one does; counts those that are let through."""
-        of_task = call.allocation is not None and call.allocation.startswith(self.task)
-        if self.is_met or not of_task or call.method != self.method or not re.fullmatch(self.path, call.path):
+        is_such = call.allocation and call.method == self.method and re.fullmatch(self.path, call.path)
+        if self.is_met or not is_such:
             return False
         self.skip -= 1
         self.is_met = self.skip < 0
@@ -74,24 +69,23 @@ class Fault:
 
 
 class Server:
-    """Answers HTTP at a port of loopback, and in the network of a machine if there is one, in a thread for each call.
+    """Answers in a thread for each call; ``here`` is its address for this process, ``url`` that for a trial.
 
-    ``who`` knows the user or the allocation of a token. ``answer`` obeys a call, and returns what is sent as JSON, an
-    iterator line by line; what it raises but :class:`Refused` is kept in ``errors``. ``here`` is the address for this
-    process, ``url`` that for a trial.
+    ``who`` knows the user or the allocation of a token. ``answer`` returns what is sent as JSON, or an iterator that is
+    sent line by line; what it raises but :class:`Refused` is kept in ``errors``.
     """
 
     def __init__(
         self,
         who: Callable[[str], tuple[str | None, str | None]],
         answer: Callable[[Call], Any],
-        machine: Machine | None = None,
+        machine: Machine | None,
     ) -> None:
         self._who, self._answer = who, answer
         self.calls: list[Call] = []
         self.errors: list[str] = []
+        self.faults: list[Fault] = []
         self._lock = threading.Lock()
-        self._faults: list[Fault] = []
 
         def listen(address: str) -> Any:
             return make_server(address, 0, self._obey, threaded=True, request_handler=_Handler)
@@ -109,11 +103,6 @@ class Server:
             each.shutdown()
             each.server_close()
 
-    def inject(self, fault: Fault) -> Fault:
-        with self._lock:
-            self._faults.append(fault)
-        return fault
-
     @Request.application
     def _obey(self, request: Request) -> Response:
         call = Call(method=request.method, path=request.path, query=request.args.to_dict(flat=False))
@@ -122,25 +111,24 @@ class Server:
         call.user, call.allocation = self._who(token.removeprefix("Bearer "))
         self.calls.append(call)
         with self._lock:
-            fault = next((fault for fault in self._faults if fault.meets(call)), None)
-        kind = fault.kind if fault else ""
-        if fault and kind == "answer":
+            fault = next((fault for fault in self.faults if fault.meets(call)), None)
+        if fault and fault.kind == "answer":
             return _response(call, fault.status, json.dumps(fault.body))
         time.sleep(fault.seconds if fault else 0)
         try:
             call.body = json.loads(request.data) if request.data else None
-            call.rank = rank_at(request.environ["REMOTE_PORT"]) if of_task else None
+            call.rank = _rank_at(request.environ["REMOTE_PORT"]) if of_task else None
             answer = self._answer(call)
         except Exception as error:
             status, said = getattr(error, "status", 500), str(error)
             if not isinstance(error, Refused):
                 said = f"{type(error).__name__}: {error}"
                 self.errors.append(f"{call.method} {call.path}: {said}")
-            told = {"code": status, "reason": "refused", "error": said}
-            return _response(call, status, json.dumps({"error": told}))
-        if kind == "close after":
+            refusal = {"code": status, "reason": "refused", "error": said}
+            return _response(call, status, json.dumps({"error": refusal}))
+        if fault and fault.kind == "close after":
             raise ConnectionResetError
-        if fault and kind == "answer after":
+        if fault and fault.kind == "answer after":
             return _response(call, fault.status, "")
         if isinstance(answer, Iterator):
             return _response(call, 200, (json.dumps({"result": line}) + "\n" for line in answer))
@@ -154,7 +142,6 @@ class _Handler(WSGIRequestHandler):
         """The record of calls says it all."""
 
     def connection_dropped(self, *args: Any) -> None:
-        """By the server itself (``close after``), else by the client."""
         self.close_connection = True
 
 
@@ -163,7 +150,7 @@ def _response(call: Call, status: int, body: str | Iterator[str]) -> Response:
     return Response(body, status, content_type="application/json")
 
 
-def rank_at(port: int) -> int | None:
+def _rank_at(port: int) -> int | None:
     """``RANK`` of the process whose socket on loopback has this port."""
     for connection in psutil.net_connections("tcp4"):
         if connection.laddr and connection.laddr.port == port and connection.pid:

@@ -1,9 +1,7 @@
 """A Determined master in memory: creates experiments, runs their trials, and decides what becomes of them.
 
 What it does when a trial's container ends follows determined v0.38.1, ``master/internal/{experiment,trial}.go`` and
-``master/internal/task/allocation.go``, and in two things what they do, not what their comments say: a trial that the
-searcher stops changes its state and gets no signal, and the searcher does not learn that a trial has ended for
-``InvalidHP``. What it answers (``api.py``) is held to a real master by ``test_recorded.py``.
+``master/internal/task/allocation.go``; what it answers (``api.py``) is held to a real master by ``test_recorded.py``.
 """
 
 from __future__ import annotations
@@ -14,28 +12,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from tests.cluster.api import answer, as_go
-from tests.cluster.http import Refused, Server
-from tests.cluster.state import (
-    STOPPING,
-    TERMINAL,
-    Allocation,
-    Checkpoint,
-    Experiment,
-    Report,
-    Trial,
-    now,
-    taken_apart,
-)
+import requests
+import yaml
+
+from tests.cluster.api import USERNAME, answer, as_go
+from tests.cluster.http import Json, Refused, Server
+from tests.cluster.state import STOPPING, TERMINAL, Allocation, Experiment, Report, Trial, now, taken_apart
 from tests.harness.machines import Machine
 from tests.package import SearchMethod
 
 if TYPE_CHECKING:
     from tests.cluster.agent import Agent
 
-T = TypeVar("T")
 MANY_SLOTS = 64  # of a master without an agent, whose trials run as far as it knows
 
 
@@ -62,7 +52,7 @@ class Master:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the master's state; whoever waits for a change is told at the end."""
+        """Hold the master's state; whoever waits for a change is notified at the end."""
         with self.changed:
             try:
                 yield
@@ -79,25 +69,20 @@ class Master:
         running = (trial.running for trial in list(self.trials.values()))
         return self.tokens.get(token), next((run.id for run in running if run and run.token == token), None)
 
-    def allocation(self, allocation_id: str) -> tuple[Trial, Allocation]:
+    def allocation(self, name: str) -> tuple[Trial, Allocation]:
         """A run of a trial, or 404."""
-        runs = ((trial, run) for trial in self.trials.values() for run in trial.allocations)
-        return self._found((found for found in runs if found[1].id == allocation_id), allocation_id)
-
-    def trial_of(self, task: str) -> Trial:
-        """The trial of a task, or 404."""
-        return self._found((trial for trial in self.trials.values() if trial.task_id == task), task)
-
-    def checkpoint(self, uuid: str) -> tuple[Trial, Checkpoint]:
-        """A checkpoint that a trial has reported, or 404."""
-        owners = (trial for trial in self.trials.values() if uuid in trial.checkpoints)
-        return self._found(((trial, trial.checkpoints[uuid]) for trial in owners), uuid)
-
-    @staticmethod
-    def _found(matching: Iterator[T], name: str) -> T:
-        for found in matching:
-            return found
+        for trial in self.trials.values():
+            for run in trial.allocations:
+                if run.id == name:
+                    return trial, run
         raise Refused(404, f"'{name}' not found")
+
+    def trial_with(self, has: Callable[[Trial], bool]) -> Trial:
+        """The trial of a task or a checkpoint, or 404."""
+        for trial in self.trials.values():
+            if has(trial):
+                return trial
+        raise Refused(404, "not found")
 
     # --- Experiments ------------------------------------------------------------------------------------
 
@@ -111,7 +96,10 @@ class Master:
         self.schedule()
 
     def _act(self, experiment: Experiment, actions: list[tuple[Any, ...]]) -> None:
-        """Do as the searcher says, which counts its trials from 1."""
+        """Do as the searcher says, which counts its trials from 1.
+
+        A trial that it stops changes its state and gets no signal, as on a real master.
+        """
         if experiment.state in TERMINAL or experiment.state in STOPPING:
             return
         for kind, *rest in actions:
@@ -141,7 +129,7 @@ class Master:
         """Bring an experiment and its trials to a state: ``ACTIVE``, ``PAUSED`` or one of stopping."""
         if experiment.state in TERMINAL:
             raise Refused(400, f"experiment in terminal state {experiment.state}")
-        if experiment.state in STOPPING and state not in ("STOPPING_KILLED", "STOPPING_ERROR"):
+        if experiment.state in STOPPING and state != "STOPPING_KILLED":
             return
         experiment.state = state
         for trial in experiment.trials:
@@ -155,22 +143,20 @@ class Master:
         self.schedule()
 
     def revive(self, experiment: Experiment) -> None:
-        """Go on with an experiment that has ended: with those of its trials that did not come to their end."""
-        experiment.state, experiment.end_time = "ACTIVE", None
-        for trial in experiment.trials:
-            if experiment.config["searcher"]["name"] == "single" or trial.state != "COMPLETED":
-                trial.state, trial.end_time, trial.restarts = "ACTIVE", None, 0
-                trial.closed = trial.invalid_hp = trial.dont_retry = False
-                first, *more = trial.task_id.split("-r")
-                trial.task_id = f"{first}-r{len(more) + 1}"
+        """Go on with an experiment of one trial that has ended."""
+        experiment.state = "ACTIVE"
+        [trial] = experiment.trials
+        trial.state, trial.end_time, trial.restarts = "ACTIVE", None, 0
+        trial.invalid_hp = trial.dont_retry = False
+        trial.hparams = experiment.config["hyperparameters"]
+        first, *more = trial.task_id.split("-r")
+        trial.task_id = f"{first}-r{len(more) + 1}"
         self.schedule()
 
     def _end_if_done(self, experiment: Experiment) -> None:
-        if experiment.state in TERMINAL or not all(trial.closed for trial in experiment.trials):
-            return
-        failed = all(trial.state == "ERROR" for trial in experiment.trials)
-        experiment.state = STOPPING.get(experiment.state, "ERROR" if failed else "COMPLETED")
-        experiment.end_time = now()
+        if experiment.state not in TERMINAL and all(trial.end_time for trial in experiment.trials):
+            failed = all(trial.state == "ERROR" for trial in experiment.trials)
+            experiment.state = STOPPING.get(experiment.state, "ERROR" if failed else "COMPLETED")
 
     # --- Trials -----------------------------------------------------------------------------------------
 
@@ -208,7 +194,7 @@ class Master:
         trial.state = state
         if trial.running is None:
             self._close(trial, STOPPING[state])
-        elif state in ("STOPPING_KILLED", "STOPPING_ERROR"):
+        elif state == "STOPPING_KILLED":
             self._kill(trial.running)
         elif state == "STOPPING_CANCELED":
             self._preempt(trial)
@@ -221,23 +207,19 @@ class Master:
             self.log(trial, f"Trial {trial.id} was terminated: exit code {exit_code}")
             if trial.state in STOPPING:
                 self._close(trial, "ERROR" if failed else STOPPING[trial.state])
-            elif failed and trial.dont_retry:
-                self.log(trial, "trial failed and matched logs to a don't retry policy")
-                self._close(trial, "ERROR")
             elif failed:
-                trial.restarts += 1
+                trial.restarts += not trial.dont_retry
                 most = int(trial.experiment.config["max_restarts"])
                 self.log(trial, f"trial failed (restart {trial.restarts}/{most})")
-                if trial.restarts > most:
+                if trial.restarts > most or trial.dont_retry:
                     self._close(trial, "ERROR")
             elif trial.invalid_hp or not (allocation.acked or allocation.killed):
                 self._close(trial, "COMPLETED")
             self.schedule()
 
     def _close(self, trial: Trial, state: str) -> None:
-        """A trial has come to its end."""
-        trial.state, trial.end_time, trial.closed = state, now(), True
-        experiment = trial.experiment
+        """A trial has come to its end; of ``InvalidHP`` its searcher does not learn, as on a real master."""
+        trial.state, trial.end_time, experiment = state, now(), trial.experiment
         if experiment.search is not None:
             reason = {"ERROR": "ERRORED", "CANCELED": "CANCELED"}.get(state)
             self._act(experiment, experiment.search.exited(experiment.trials.index(trial) + 1, reason))
@@ -255,13 +237,12 @@ class Master:
 
         Source: determined 0.38.1's ``master/internal/logpattern/logpattern.go``.
         """
-        with self.lock():
-            self.log(trial, line)
-            text = taken_apart(line)[2]
-            for policy in trial.experiment.config["log_policies"]:
-                is_met = policy.get("pattern") and re.search(policy["pattern"], text)
-                if is_met and '"log_policies":' not in text:
-                    trial.dont_retry |= policy.get("action") == "cancel_retries"
+        self.log(trial, line)
+        text = taken_apart(line)[2]
+        for policy in trial.experiment.config["log_policies"]:
+            is_met = policy.get("pattern") and re.search(policy["pattern"], text)
+            if is_met and '"log_policies":' not in text:
+                trial.dont_retry |= policy.get("action") == "cancel_retries"
 
     def report(self, trial: Trial, new: Report) -> None:
         """Take in metrics; validations are shown to the searcher first, whatever becomes of them."""
@@ -293,6 +274,37 @@ class Master:
                 trial.state = trial.state if trial.state in TERMINAL else "STOPPING_KILLED"
                 if trial.running is not None:
                     self._kill(trial.running)
-        self.wait(lambda: all(trial.running is None for trial in self.trials.values()), timeout_s=30)
-        time.sleep(0.05)
+        if self.agent is not None:
+            self.wait(lambda: all(trial.running is None for trial in self.trials.values()), timeout_s=30)
+            time.sleep(0.05)
         self.server.close()
+
+
+# --- A master without an agent: its trials run, as far as it knows, and what they ask is asked by a test ---
+
+
+@contextmanager
+def still_master() -> Iterator[Master]:
+    """A master without an agent, with a user who is logged in."""
+    master = Master(storage={"type": "shared_fs", "host_path": "/storage"})
+    master.tokens["a user's"] = USERNAME
+    try:
+        yield master
+        assert not master.server.errors
+    finally:
+        master.close()
+
+
+def ask(
+    master: Master, method: str, path: str, body: Json = None, *, token: str = "a user's"
+) -> requests.Response:
+    """Ask it, as the user or by another token."""
+    headers = {"Authorization": f"Bearer {token}"}
+    return requests.request(method, master.server.url + path, json=body, headers=headers, timeout=120)
+
+
+def create(master: Master, config: Json) -> Experiment:
+    """Create an experiment, all of whose first trials are started at once."""
+    answer = ask(master, "POST", "/api/v1/experiments", {"config": yaml.safe_dump(config), "activate": True})
+    assert answer.status_code == 200, answer.text
+    return master.experiments[answer.json()["experiment"]["id"]]

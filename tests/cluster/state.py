@@ -16,7 +16,6 @@ STOPPING = {
     "STOPPING_COMPLETED": "COMPLETED",
     "STOPPING_CANCELED": "CANCELED",
     "STOPPING_KILLED": "CANCELED",
-    "STOPPING_ERROR": "ERROR",
 }
 # The rank, the level and the rest of a line. Source: determined 0.38.1's ``master/static/srv/ship_logs.py``.
 SHIPPED = re.compile(r"(?: ?\[rank=(\d+)\] ?)?(?: ?(DEBUG|INFO|WARNING|ERROR|CRITICAL): ?)?(.*)", re.DOTALL)
@@ -43,11 +42,6 @@ class Report:
     archived: bool = False
     at: str = field(default_factory=now)
 
-    def workload(self) -> Json:
-        """``v1MetricsWorkload``."""
-        metrics = {"avgMetrics": self.metrics, "batchMetrics": []}
-        return {"metrics": metrics, "totalBatches": self.steps, "numInputs": 0, "endTime": self.at}
-
 
 @dataclass(kw_only=True)
 class Checkpoint:
@@ -65,26 +59,15 @@ class Checkpoint:
     def steps(self) -> int:
         return int(self.body["metadata"]["steps_completed"])
 
-    def workload(self) -> Json:
-        """``v1CheckpointWorkload``."""
-        return {
-            "uuid": self.uuid,
-            "endTime": self.body["reportTime"],
-            "state": f"STATE_{self.state}",
-            "resources": self.body["resources"],
-            "totalBatches": self.steps,
-            "metadata": None,
-        }
-
 
 @dataclass(kw_only=True)
 class Allocation:
-    """One run of a trial's containers."""
+    """One run of a trial's containers, one on each machine."""
 
     id: str  # ``<task id>.<run id>``
     token: str  # by which its processes are known
     slots: int
-    addresses: tuple[str, ...] = ("127.0.0.1",)  # of its machines, which have as many slots each
+    addresses: tuple[str, ...] = ("127.0.0.1",)
     ready: bool = False  # its rendezvous is done; until then it can only be killed
     preempted: bool = False  # it has been asked to stop
     acked: bool = False  # it has said that it will
@@ -101,7 +84,7 @@ class Allocation:
 
 @dataclass(kw_only=True, eq=False)
 class Trial:
-    """A trial. ``allocations`` are its runs, of which the last one may be running.
+    """A trial. ``allocations`` are its runs, of which the last one may be running; it is closed at its ``end_time``.
 
     ``gate``: from its report of that batch on it waits with its next checkpoint, for as long as this is set.
     """
@@ -115,9 +98,7 @@ class Trial:
     restarts: int = 0
     run_id: int = 0
     warm_start: str = ""
-    runner_state: str = "UNSPECIFIED"
     invalid_hp: bool = False
-    closed: bool = False
     dont_retry: bool = False  # by a log policy
     progress: float = 0.0
     start_time: str = field(default_factory=now)
@@ -135,14 +116,13 @@ class Trial:
         return next((last for last in self.allocations[-1:] if last.exit_code is None), None)
 
     @property
-    def latest(self) -> Checkpoint | None:
-        """Its checkpoint of the most steps."""
-        return max(self.complete, key=lambda checkpoint: checkpoint.steps, default=None)
-
-    @property
     def complete(self) -> list[Checkpoint]:
         """Its checkpoints that are there."""
         return [each for each in self.checkpoints.values() if each.state == "COMPLETED"]
+
+    @property
+    def latest(self) -> Checkpoint | None:
+        return max(self.complete, key=lambda checkpoint: checkpoint.steps, default=None)
 
     def of_group(self, group: str) -> list[Report]:
         """The reports of a group that count, in the order of training."""
@@ -152,19 +132,12 @@ class Trial:
     def view(self) -> Json:
         """``trialv1Trial``."""
         counted = [report for report in self.reports if not report.archived]
-        validations, checkpoints = self.of_group("validation"), self.complete
-        best_first = self.experiment.best_first(validations)
-        best = [c.workload() for report in best_first for c in checkpoints if c.steps == report.steps]
-        state = self.state
+        best = self.experiment.best_validation(self)
+        state, running = self.state, self.running
         if state == "ACTIVE":
-            running = self.running
             state = "QUEUED" if running is None else "RUNNING" if running.ready else "STARTING"
-        values: dict[str, dict[str, list[Any]]] = {}
-        for report in counted:
-            names = {"training": "avg_metrics", "validation": "validation_metrics"}
-            group = values.setdefault(names.get(report.group, report.group), {})
-            for name, value in report.metrics.items():
-                group.setdefault(name, []).append(value)
+        names = {"training": "avg_metrics", "validation": "validation_metrics"}
+        metrics = best and {"avgMetrics": best.metrics, "batchMetrics": []}
         return {
             "id": self.id,
             "experimentId": self.experiment.id,
@@ -174,34 +147,22 @@ class Trial:
             "restarts": self.restarts,
             "hparams": self.hparams,
             "totalBatchesProcessed": max((report.steps for report in counted), default=0),
-            "bestValidation": best_first[0].workload() if best_first else None,
-            "latestValidation": validations[-1].workload() if validations else None,
-            "bestCheckpoint": best[0] if best else None,
-            "runnerState": self.runner_state,
-            "wallClockTime": 0.0,
-            "warmStartCheckpointUuid": self.warm_start,
+            "bestValidation": best
+            and {"metrics": metrics, "totalBatches": best.steps, "numInputs": 0, "endTime": best.at},
             "taskId": self.task_id,
-            "totalCheckpointSize": str(sum(sum(map(int, c.body["resources"].values())) for c in checkpoints)),
-            "checkpointCount": len(checkpoints),
-            "summaryMetrics": {
-                group: {name: _summed_up(of[name]) for name in of} for group, of in values.items()
-            },
             "taskIds": [self.task_id],
-            "searcherMetricValue": 0,
+            "checkpointCount": len(self.complete),
+            "summaryMetrics": {names.get(report.group, report.group): {} for report in counted},
         }
 
     def checkpoint_view(self, checkpoint: Checkpoint) -> Json:
-        """``v1Checkpoint``, with the validation that was made at its step."""
-        training: dict[str, Any] = {
+        """``v1Checkpoint``."""
+        training = {
             "trialId": self.id,
             "experimentId": self.experiment.id,
             "experimentConfig": self.experiment.config,
             "hparams": self.hparams,
         }
-        for report in self.of_group("validation"):
-            if report.steps == checkpoint.steps:
-                training["validationMetrics"] = {"avgMetrics": report.metrics}
-                training["searcherMetric"] = report.metrics.get(self.experiment.config["searcher"]["metric"])
         return {**checkpoint.body, "state": f"STATE_{checkpoint.state}", "training": training}
 
     def report_view(self, report: Report) -> Json:
@@ -219,18 +180,6 @@ class Trial:
         }
 
 
-def _summed_up(values: list[Any]) -> Json:
-    """Of one metric: its last value, and of numbers their statistics."""
-    last = values[-1]
-    if isinstance(last, bool) or not isinstance(last, int | float):
-        kinds = {bool: "boolean", str: "string", list: "array", dict: "object"}
-        return {"last": last, "type": kinds.get(type(last), "null")}
-    numbers = [value for value in values if isinstance(value, int | float)]
-    total = sum(numbers)
-    spread = {"max": max(numbers), "min": min(numbers), "mean": total / len(numbers)}
-    return {"count": len(numbers), "last": last, "sum": total, "type": "number", **spread}
-
-
 @dataclass(kw_only=True, eq=False)
 class Experiment:
     """An experiment, its config with the cluster's defaults filled in."""
@@ -244,23 +193,21 @@ class Experiment:
     search: SearchMethod | None = None  # None: of one that is unmanaged
     trials: list[Trial] = field(default_factory=list)
     start_time: str = field(default_factory=now)
-    end_time: str | None = None
 
-    def best_first(self, validations: list[Report]) -> list[Report]:
-        """Validations by the searcher's metric."""
-        searcher = self.config["searcher"]
-        name, sign = searcher["metric"], 1 if searcher.get("smaller_is_better", True) else -1
-        having = [report for report in validations if name in report.metrics]
-        return sorted(having, key=lambda report: sign * float(report.metrics[name]))
+    def best_validation(self, *trials: Trial) -> Report | None:
+        """By the searcher's metric."""
+        name, sign = self.config["searcher"]["metric"], 1
+        if not self.config["searcher"].get("smaller_is_better", True):
+            sign = -1
+        found = [each for trial in trials for each in trial.of_group("validation") if name in each.metrics]
+        return min(found, key=lambda report: sign * float(report.metrics[name]), default=None)
 
     def view(self) -> Json:
         """``v1Experiment``."""
-        done = sum(1.0 if trial.closed else trial.progress for trial in self.trials)
-        view = {
+        done = sum(1.0 if trial.end_time else trial.progress for trial in self.trials)
+        return {
             "id": self.id,
             "name": self.config["name"],
-            "description": self.config.get("description") or "",
-            "labels": self.config.get("labels") or [],
             "state": f"STATE_{self.state}",
             "archived": False,
             "config": self.config,
@@ -270,9 +217,7 @@ class Experiment:
             "projectId": 1,
             "projectOwnerId": 1,
             "searcherType": self.config["searcher"]["name"],
-            "searcherMetric": self.config["searcher"]["metric"],
             "startTime": self.start_time,
             "username": self.username,
             "progress": 1.0 if self.state == "COMPLETED" else done / max(1, len(self.trials)),
         }
-        return {**view, "endTime": self.end_time} if self.end_time else view

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import pytest
 
 from tests.cluster.cluster import FakeCluster
-from tests.cluster.scenarios import CONST, tiny
+from tests.cluster.scenarios import CONST, TINY
 
 TRIAL = r"/api/v1/trials/[0-9]+/"
 BEST = "/api/v1/experiments/[0-9]+/searcher/best_searcher_validation_metric"
@@ -15,7 +13,7 @@ BEST = "/api/v1/experiments/[0-9]+/searcher/best_searcher_validation_metric"
 
 def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
     """Nor do nulls in the configuration for what was not said."""
-    number = fake.create(CONST, *tiny(6), "max_restarts=0", paused=True)
+    number = fake.create(CONST, *TINY, "max_restarts=0", paused=True)
     config = fake.master.experiments[number].config
     config.update(description=None, labels=None, bind_mounts=None)
     config["searcher"].update(max_length=None, smaller_is_better=None, source_trial_id=None)
@@ -25,7 +23,6 @@ def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
         fake.inject("answer after", "POST", "/api/v1/checkpoints", status=204),
         fake.inject("close after", "POST", "/api/v1/checkpoints"),
         fake.inject("hang", "POST", f"{TRIAL}metrics", skip=4, seconds=1.0),
-        fake.inject("hang", "POST", f"{TRIAL}progress", skip=1, seconds=20.0),  # no step waits for it
         fake.inject("answer", "POST", f"{TRIAL}progress", status=501, body={"error": "not implemented"}),
         fake.inject("answer", "POST", f"{TRIAL}runner/metadata", status=404),
         *(
@@ -40,22 +37,17 @@ def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
     assert [steps for steps, _ in fake.reports(trial, "validation")] == [2, 4, 6]
     assert [checkpoint.batch for checkpoint in fake.checkpoints(trial)] == [2, 4, 6]
     kept = fake.kept(trial)
-    reports = kept.of_group("training")
-    assert not any(report.archived for report in kept.reports)
     for found in kept.checkpoints.values():
         assert (fake.storage / found.uuid / "manifest.json").exists()
         # A trial that is killed just then would go on from the checkpoint, and its metrics would never be sent.
-        assert all(report.at <= found.at for report in reports if report.steps <= found.steps)
-    began, ended = (datetime.fromisoformat(reports[end].at.replace("Z", "+00:00")) for end in (0, -1))
-    assert (ended - began).total_seconds() < 20.0
+        assert all(each.at <= found.at for each in kept.of_group("training") if each.steps <= found.steps)
 
 
 @pytest.mark.long("a whole trial; odd answers are short")
 def test_a_report_that_is_rejected_ends_the_trial_and_its_log_says_why(fake: FakeCluster) -> None:
     message = "invalid run id, 1 (reported) != 2 (expected)"
-    number = fake.create(CONST, *tiny(6), "max_restarts=0", paused=True)
-    body = {"error": {"error": message}}
-    fake.inject("answer", "POST", f"{TRIAL}metrics", trial=fake.trial(number), status=400, body=body)
+    number = fake.create(CONST, *TINY, "max_restarts=0", paused=True)
+    fake.inject("answer", "POST", f"{TRIAL}metrics", status=400, body={"error": {"error": message}})
     fake.activate(number)
     [trial] = fake.wait(number, "ERROR")
     assert message in fake.log(trial)

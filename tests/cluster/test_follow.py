@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 from determined.common.api import bindings
 
 from determined_ds import load_model_from_checkpoint_path
-from tests.cluster.cluster import Cluster, FakeCluster, Trial, best_of, metrics_of
+from tests.cluster.cluster import Cluster, FakeCluster, Trial, metrics_of
 from tests.cluster.scenarios import (
     CONST,
     HF_TRAINER,
@@ -31,8 +31,8 @@ from tests.cluster.scenarios import (
     SAVED_EVERY,
     SHORT,
     ZB_H1,
-    by_launcher,
     entrypoint,
+    fit,
 )
 from tests.harness.command import ROOT
 from tests.harness.forked import marked
@@ -78,15 +78,8 @@ def test_it_is_followed_and_its_metrics_are_those_of_a_run_here(cluster: Cluster
     assert (trial.state.name, trial.restarts, trial.totalBatchesProcessed) == ("COMPLETED", 0, LENGTH)
     assert cluster.experiment(followed.number).progress == 1.0
     assert len(cluster.starts(trial)) == 2
-    assert [steps for steps, _ in here["training"]] == list(range(2, LENGTH + 1, 2))
     assert cluster.metrics(trial) == here
-    for _, metrics in (*cluster.reports(trial, "training"), *cluster.reports(trial, "validation")):
-        assert "epochs" not in metrics  # which would always be 0, and the first chart of the web UI
-        assert all(isinstance(value, (int, float)) for value in metrics.values()), "a list is an empty chart"
-    saved = {checkpoint.batch for checkpoint in cluster.checkpoints(trial)}
-    # A real master deletes the one in the middle, which is neither the best nor the last, some time after the end.
-    assert {stopped_at, LENGTH} <= saved
-    assert all(batch % SAVED_EVERY == 0 for batch in saved - {stopped_at})
+    assert {stopped_at, LENGTH} <= {checkpoint.batch for checkpoint in cluster.checkpoints(trial)}
     assert json.loads((followed.here / "result.json").read_text())["trial_seed"] == SEED
 
 
@@ -121,20 +114,17 @@ def test_only_the_chief_talks_to_the_master_and_no_more_than_a_report_asks_for(
 def test_its_checkpoint_is_downloaded_and_its_model_loaded(
     cluster: Cluster, followed: Followed, tmp_path: Path
 ) -> None:
-    """``det checkpoint download`` gives the files of a run without a cluster, the code besides, and the same model."""
-
-    def files_in(folder: Path) -> set[Path]:
-        return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
-
     got = tmp_path / "got"
     cluster.det("checkpoint", "download", cluster.checkpoints(followed.trial)[-1].uuid, "-o", got)
-    steps = {
-        path.parent: json.loads(path.read_text())["steps_completed"]
+    [here] = [
+        path.parent
         for path in (followed.here / "checkpoints").glob("*/metadata.json")
-    }
-    [here] = [folder for folder, completed in steps.items() if completed == LENGTH]
-    assert {path for path in files_in(got) if path.parts[0] != "code"} == files_in(here)
-    assert json.loads((got / "metadata.json").read_text())["steps_completed"] == LENGTH
+        if json.loads(path.read_text())["steps_completed"] == LENGTH
+    ]
+    files, same_files = (
+        {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (got, here)
+    )
+    assert {path for path in files if path.parts[0] != "code"} == same_files
     model, same = (
         load_model_from_checkpoint_path(each, context_dir=ROOT).state_dict() for each in (got, here)
     )
@@ -145,23 +135,19 @@ def test_its_checkpoint_is_downloaded_and_its_model_loaded(
 CIFAR10 = "tests/session/scripts/cifar10.yaml"
 PORTED = ROOT / "tests/session/scripts/cifar10_ported.py"
 EPOCHS = 40 if REAL else 2  # of five steps each
-# Determined ends this launcher five seconds after its ranks; on a busy machine that is a failure, and a restart.
-BY_DEEPSPEED = (by_launcher(CONST, "deepspeed"), "max_restarts=5")
-IN_CIFAR10 = (
+SESSION = (
     ONE_THREAD,
-    "hyperparameters.fit.reporting_period.batches=1",
+    *fit(reporting_period=1),
     "reproducibility.experiment_seed=7",
+    entrypoint(CIFAR10, more=f" --epochs {EPOCHS}"),
 )
-FORMS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
-    "pipeline": (PIPELINE, LONG_ENOUGH, {}),
-    "launched by deepspeed": (CONST, (*LONG_ENOUGH, *BY_DEEPSPEED), {}),
-    "transformers' Trainer": (HF_TRAINER, LONG_ENOUGH, {}),
-    # A script with a session, sent as it is.
-    "session": (
-        CIFAR10,
-        (*IN_CIFAR10, entrypoint(CIFAR10, more=f" --epochs {EPOCHS}")),
-        {"include": PORTED},
-    ),
+# Determined ends the deepspeed launcher five seconds after its ranks; on a busy machine that is a failure.
+BY_DEEPSPEED = (entrypoint(CONST, "deepspeed"), "max_restarts=5")
+FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "pipeline": (PIPELINE, LONG_ENOUGH),
+    "launched by deepspeed": (CONST, (*LONG_ENOUGH, *BY_DEEPSPEED)),
+    "transformers' Trainer": (HF_TRAINER, LONG_ENOUGH),
+    "session": (CIFAR10, SESSION),
 }
 
 
@@ -171,11 +157,11 @@ FORMS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 def test_paused_and_activated_it_ends_as_if_it_never_was(
     cluster: Cluster, run_here: Callable[..., Path], form: str
 ) -> None:
-    path, words, sent = FORMS[form]
-    number = cluster.create(path, *words, **sent, paused=True)
-    length = 5 * EPOCHS if sent else LENGTH
+    path, words = FORMS[form]
+    sent = PORTED if path == CIFAR10 else None  # a script, sent as it is
+    number = cluster.create(path, *words, include=sent, paused=True)
     stopped = cluster.stop(number, at=2)
-    assert 2 <= stopped < length
+    assert 2 <= stopped < (5 * EPOCHS if sent else LENGTH)
     cluster.activate(number)
     here = metrics_of(run_here(path, *words, context=PORTED.parent if sent else ROOT))
     [trial] = cluster.wait(number)
@@ -183,11 +169,13 @@ def test_paused_and_activated_it_ends_as_if_it_never_was(
     found = cluster.metrics(trial)
     assert found["validation"] == here["validation"]
     assert found["training"] == here["training"] or path == HF_TRAINER  # which reports as it logs
+    assert trial.bestValidation
+    best = trial.bestValidation.metrics.avgMetrics
     validations = [metrics for _, metrics in here["validation"]]
     if path == HF_TRAINER:
-        assert best_of(trial)["eval_loss"] == min(metrics["eval_loss"] for metrics in validations)
+        assert best["eval_loss"] == min(metrics["eval_loss"] for metrics in validations)
     elif sent:
-        assert best_of(trial)["accuracy"] == max(metrics["accuracy"] for metrics in validations)
+        assert best["accuracy"] == max(metrics["accuracy"] for metrics in validations)
     else:
         assert f"resumed at batch {stopped} of {LENGTH}" in cluster.log(trial)
 
@@ -213,7 +201,7 @@ HOPELESS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "data path": (CONST, ("data.path=/nowhere",), r"data\.path = '/nowhere': .*; fix: "),
     "loss, launched by deepspeed": (
         CONST,
-        ("hyperparameters.learning_rate=1.0e30", by_launcher(CONST, "deepspeed")),
+        ("hyperparameters.learning_rate=1.0e30", entrypoint(CONST, "deepspeed")),
         "the loss was not finite at batch ",
     ),
     "schedule": (ZB_H1, ("hyperparameters.activation_checkpoint_interval=1",), "zb-h1"),

