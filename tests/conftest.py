@@ -264,17 +264,9 @@ def s3() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def storage_of(s3: dict[str, Any], tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """``storage_of("s3")``: a ``checkpoint_storage`` of that type (``gcs``, ``azure``), empty."""
-
-    def storage(kind: str) -> dict[str, Any]:
-        return {
-            "s3": {**s3, "prefix": tmp_path.name},
-            "gcs": {"type": "gcs", "bucket": "checkpoints", "prefix": "some/where"},
-            "azure": {"type": "azure", "container": "checkpoints", "connection_string": "a folder"},
-        }[kind]
-
-    return storage
+def storage(s3: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """A ``checkpoint_storage`` of its own there, empty."""
+    return {**s3, "prefix": tmp_path.name}
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.harness.object_storage import clients_of, manager_of
+from tests.harness.object_storage import manager_of
 from tests.train.small import fit, hyperparameters
-
-
-def objects_of(folder: Path) -> Path:
-    """Where GCS and Azure keep their objects, for runs in a folder."""
-    return folder / "objects"
 
 
 def train(
@@ -47,8 +42,7 @@ def train(
     how |= {"latest_checkpoint": latest, "max_length": ("batches", batches), **arguments}
     hparams = {**hyperparameters(zero), "pipe_parallel_size": pipe}
     try:
-        with clients_of(storage, objects_of(run_dir.parent)):
-            fit(run_dir, Stored, hparams=hparams, **how)
+        fit(run_dir, Stored, hparams=hparams, **how)
     except DeterminedDSError as error:
         return written, str(error)
     return written, ""
@@ -57,6 +51,5 @@ def train(
 def fetched(storage: dict[str, Any], uuid: str, run_dir: Path) -> Path:
     """Download a checkpoint into a run directory. Returns its folder."""
     path = run_dir / "checkpoints" / uuid
-    with clients_of(storage, objects_of(run_dir.parent)):
-        manager_of(storage, run_dir / "tmp").download(uuid, path)
+    manager_of(storage, run_dir / "tmp").download(uuid, path)
     return path

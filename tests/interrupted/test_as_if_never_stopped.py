@@ -34,14 +34,12 @@ class Scenario(NamedTuple):
     config: Mapping[str, Any]
     ends: tuple[str, ...]
     env: Mapping[str, str] = {}
-    changed: Mapping[str, str] = {}  # variables of the last start only
 
 
 IN_A_PASS = ("KILL_AT=validating:5", "STOP_AT=micro:8", "KILL_AT=validated:10")
 IN_THREE_PASSES = ("KILL_AT=before:5", "KILL_AT=after:16")
 BF16_OFFLOADED = {"bf16": {"enabled": True}, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
 MUON: dict[str, dict[str, Any]] = {
-    "ZeRO 1": {"zero": 1},
     "ZeRO 3": {"zero": 3},
     "ZeRO 2, bf16, offloaded": {"zero": 2, "more": BF16_OFFLOADED},
     "interleaved": {"zero": 1, "pipe": 2, "accumulation": 2, "schedule": "interleaved"},
@@ -70,13 +68,6 @@ SCENARIOS: dict[str, Scenario] = {
         f"trial, {trial}": Scenario(experiment(zero=1, trial=trial, **how), IN_THREE_PASSES)
         for trial, how in DATA.items()
     },
-    # Stages cut by the times of their layers, when other layers take long.
-    "trial, stages by times": Scenario(
-        experiment(zero=1, trial="TimedVictim", pipe=2, accumulation=2),
-        ("KILL_AT=after:8",),
-        env={"SLOW_LAYER": "0"},
-        changed={"SLOW_LAYER": "3"},
-    ),
     # In the validation after a pass of five, in the middle of an accumulation, and after a validation.
     "session, range": Scenario(session_experiment("range"), IN_A_PASS[:2]),
     "session, epochs": Scenario(session_experiment("epochs"), ("KILL_AT=validated:5", "STOP_AT=micro:10")),
@@ -148,18 +139,9 @@ def test_it_ends_as_if_it_had_never_stopped(
             closing = ended.stdout.partition("stopped, ")[2]
             assert "  resume      det-ds run " in closing, ended.stdout
             assert f"ZeRO {stage_of(scenario)}" in closing, ended.stdout
-    resumed = run(config, run_dir, "--resume", **{**scenario.env, **scenario.changed})
+    resumed = run(config, run_dir, "--resume", **scenario.env)
     assert resumed.returncode == 0, resumed.stderr
     assert differences(whole, words_of(scenario, run_dir)) == []
-
-
-@pytest.mark.long("train/test_data.py has the order of samples")
-def test_torchs_loader_trains_what_determineds_does(whole_of: Callable[[Scenario], dict[str, Any]]) -> None:
-    """The same samples in each step and in each validation, in the same order."""
-    ours, torchs = (
-        whole_of(Scenario(experiment(zero=1, trial=trial), ())) for trial in ("Victim", "TorchVictim")
-    )
-    assert differences(ours, torchs) == []
 
 
 # ------------------------------------------------------------------------------------------- other ranks, other storage
@@ -209,30 +191,19 @@ def test_under_other_schedules_it_trains_as_if_nothing_had_changed(two_ranks: Ra
     assert found == pytest.approx(whole, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "how"),
-    [("s3", {"pipe": 2}), pytest.param("gcs", {"zero": 1}, marks=LONG), ("azure", {"zero": 3})],
-    ids=["s3", "gcs", "azure"],
-)
 def test_from_object_storage_it_ends_as_if_it_had_never_stopped(
-    kind: str,
-    how: dict[str, Any],
-    storage_of: Callable[[str], dict[str, Any]],
-    two_ranks: Ranks,
-    tmp_path: Path,
+    storage: dict[str, Any], two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    """By Determined's own storage managers: three batches, and from the checkpoint then on; or six at once."""
-    storage, whole, parts = storage_of(kind), tmp_path / "whole", tmp_path / "parts"
+    """By Determined's own storage manager: three batches, and from the checkpoint then on; or six at once."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
 
     def trained(run_dir: Path, batches: int, latest: str | None = None) -> str:
-        [(uuids, said), _] = two_ranks.run(train, run_dir, storage, batches, latest, **how)
+        [(uuids, said), _] = two_ranks.run(train, run_dir, storage, batches, latest, pipe=2)
         assert (len(uuids), said) == (2 if batches == 6 and latest is None else 1, "")
         return str(uuids[-1])
 
-    expected = fetched(storage, trained(whole, 6), whole)
+    fetched(storage, trained(whole, 6), whole)
     found = fetched(storage, trained(parts, 6, trained(parts, 3)), parts)
     assert damage(found) is None
-    assert checkpoints(parts) == [found]
-    assert (found / "metadata.json").read_bytes() == (expected / "metadata.json").read_bytes()
     assert differences(last_words(whole), last_words(parts)) == []
     assert not list((parts / "tmp").iterdir())  # nothing of a checkpoint stays on the machine

@@ -234,26 +234,3 @@ class PipelineStreamVictim(_Streaming, PipelineVictim):
     """Two stages that both read a stream, which knows its place."""
 
     stream = PlacedStream
-
-
-class Timed(torch.nn.Module):
-    """A layer that takes so many seconds more."""
-
-    def __init__(self, layer: torch.nn.Module, seconds: float) -> None:
-        super().__init__()
-        self.layer, self.seconds = layer, seconds
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds)
-        outputs: torch.Tensor = self.layer(inputs)
-        return outputs
-
-
-class TimedVictim(PipelineVictim):
-    """Two stages, cut by the times of their layers, of which the one that ``SLOW_LAYER`` numbers is slow."""
-
-    partition_method = "measured"
-
-    def build_layers(self) -> list[Any]:
-        slow = int(os.environ["SLOW_LAYER"])
-        return [Timed(layer, 0.01 * (index == slow)) for index, layer in enumerate(super().build_layers())]
