@@ -1,11 +1,8 @@
-"""What this library costs, as ratios in one run: a step, a start, a check.
+"""What this library costs, as ratios in one run (``make bench``): a step, and a start.
 
-    make bench
-
-A step stands beside the plain DeepSpeed loop, and beside Determined's own loop, on the same model and
-data in the same two ranks; a start beside torchrun's; a check beside ``det --version``. All are measured in turns, each
-first as often as the others, so that a machine that drifts drifts for all of them. A figure is the median of the turns'
-ratios, with the lowest and the highest.
+A step stands beside the plain DeepSpeed loop, and beside Determined's own loop, on the same model and data in the same
+two ranks; a start beside torchrun's. All are measured in turns, each first as often as the others, so that a machine
+that drifts drifts for all of them. A figure is the median of the turns' ratios, with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -50,7 +47,6 @@ class Toy(DataParallelTrial):
         inputs = torch.randn(NUM_SAMPLES, self.width, generator=generator)
         self.data = torch.utils.data.TensorDataset(inputs, inputs[:, :1])
         self.starts: list[float] = []
-        self.writes = False
 
     def build_model(self) -> torch.nn.Module:
         layers = [torch.nn.Linear(self.width, self.width), torch.nn.ReLU()] * 2
@@ -72,8 +68,6 @@ class Toy(DataParallelTrial):
 
     def save(self, context: Any, path: Any) -> None:
         """Nothing, while steps are measured: the disk would go on with it through the next turn."""
-        if self.writes:
-            super().save(context, path)
 
     def seconds_a_batch(self) -> float:
         """From the first batch's start to the last one's, over the batches between; reports included."""
@@ -82,20 +76,18 @@ class Toy(DataParallelTrial):
         return (starts[-1] - starts[0]) / (len(starts) - 1)
 
 
-def plain_loop(trial: Toy, num_batches: int, folder: Path | None = None) -> None:
-    """The loop of DeepSpeed's own documentation; with a folder, it saves a checkpoint after each batch."""
+def plain_loop(trial: Toy, num_batches: int) -> None:
+    """The loop of DeepSpeed's own documentation."""
     engine, batch = trial.engine, trial.resolved.batch
     split = (batch.replicas, batch.accumulation, batch.micro_batch_size)
     replica = torch.distributed.get_rank()
     data = training_data(trial.build_training_data_loader(), split, replica=replica, seed=0)
     engine.train()
-    for number, micro_batch in enumerate(itertools.islice(data.batches, num_batches * batch.accumulation)):
+    for micro_batch in itertools.islice(data.batches, num_batches * batch.accumulation):
         trial.starts.append(time.perf_counter())
         loss = trial.loss(engine, micro_batch)
         engine.backward(loss)
         engine.step()
-        if folder and number % batch.accumulation == batch.accumulation - 1:
-            engine.save_checkpoint(str(folder), tag=f"step{number}")
 
 
 def hparams_of(width: int, samples: int, zero: int, accumulation: int) -> dict[str, Any]:
@@ -180,33 +172,10 @@ def starts(folder: Path) -> dict[str, list[float]]:
     numbers = itertools.count()
 
     def ours() -> float:
-        words = [
-            "run",
-            "cifar10.yaml",
-            ".",
-            "--accelerator",
-            "cpu",
-            "--run-dir",
-            folder / f"run{next(numbers)}",
-        ]
-        return seconds_of([DET_DS, *words], scripts)
+        words = ["run", "cifar10.yaml", ".", "--accelerator", "cpu", "--run-dir"]
+        return seconds_of([DET_DS, *words, folder / f"run{next(numbers)}"], scripts)
 
     return in_turns({"torchrun": lambda: seconds_of(torchrun, scripts), "det-ds run": ours}, turns=5)
-
-
-def checks() -> dict[str, list[float]]:
-    """``det-ds check`` of one experiment, of a search, and ``det --version``, which reaches no master."""
-    det = Path(sys.executable).with_name("det")
-    check: list[str | Path] = [DET_DS, "check", "experiments/gpt2/const.yaml"]
-    rates = "{type: double, minval: 0.0001, maxval: 0.001, count: 1250}"
-    axes = [f"learning_rate={rates}", "zero_stage={type: categorical, vals: [0, 1, 2, 3]}"]
-    grid = ["--set", "searcher.name=grid", *(f"--set=hyperparameters.{axis}" for axis in axes)]
-    runs = {
-        "det --version": lambda: seconds_of([det, "--version"]),
-        "det-ds check": lambda: seconds_of(check),
-        "det-ds check of 5,000 points": lambda: seconds_of([*check, *grid]),
-    }
-    return in_turns(runs, turns=15)
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -224,16 +193,10 @@ def show(what: str, found: dict[str, list[float]]) -> None:
 
 def main() -> None:
     """Measure everything, and show each figure as it is known."""
-    print(
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}",
-        end="",
-    )
-    print(
-        f", torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; median (lowest to highest)\n", flush=True
-    )
+    machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    print(f"{machine}, torch {torch.__version__}; median (lowest to highest)\n", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        show("check", checks())
         show("start to end of a script", starts(folder))
         ranks = Ranks(2, folder / "logs")
         for number, (size, zero, accumulation) in enumerate(CASES):

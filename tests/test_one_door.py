@@ -15,14 +15,10 @@ TESTS = Path(__file__).parent
 DOOR = TESTS / "package.py"
 WHITE_BOX = TESTS / "white_box.txt"
 # The public modules, and those that are started as programs.
-PUBLIC = {
-    "determined_ds",
-    *(f"determined_ds.{name}" for name in ("callbacks", "cli.main", "deepspeed", "errors", "transformers")),
-    *(
-        f"determined_ds.{name}"
-        for name in ("cli", "doctor", "script", "cluster.startup", "train", "train.__main__")
-    ),
-}
+NAMES = (
+    "callbacks cli.main deepspeed errors transformers cli doctor script cluster.startup train train.__main__"
+)
+PUBLIC = {f"determined_ds.{name}" for name in NAMES.split()}
 IMPORT_IN_TEXT = re.compile(r"(?:from|import) (determined_ds(?:\.\w+)+)")
 NAME_AS_TEXT = re.compile(r"(determined_ds(?:\.[a-z_]+)+)(?::\w+)?")
 
@@ -43,13 +39,12 @@ def _modules(tree: ast.AST) -> Iterator[str]:
 
 def _inside(file: Path) -> set[str]:
     """Modules of the package that are not public, and other tests, that a file imports."""
-    found = set()
-    for module in _modules(ast.parse(file.read_text())):
-        room, _, rest = module.partition(".")
-        is_private = room == "determined_ds" and module not in PUBLIC and (_is_module(module))
-        if is_private or (room == "tests" and re.search(r"(^|\.)test_\w+$", rest)):
-            found.add(module)
-    return found
+    return {
+        module
+        for module in _modules(ast.parse(file.read_text()))
+        if (module.startswith("determined_ds.") and module not in PUBLIC and _is_module(module))
+        or re.match(r"tests\.(.*\.)?test_\w+$", module)
+    }
 
 
 def _is_module(name: str) -> bool:

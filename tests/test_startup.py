@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from tests.harness.task import BAD_BATCH, ENTRYPOINT, ON_TWO, trial
 from tests.package import NO_RESTART_HELPS, start_task
 
 TRIAL = trial()
-TORCH_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 @pytest.fixture(autouse=True)
@@ -24,31 +21,17 @@ def context_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("given", "name", "value"),
     [
-        ({}, "LOCAL_SIZE", None),
         (ON_TWO, "LOCAL_SIZE", "2"),
         ({"DET_SLOT_IDS": "[]"}, "LOCAL_SIZE", "1"),
-        ({"DET_SLOT_IDS": "null"}, "LOCAL_SIZE", "1"),
         ({**ON_TWO, "LOCAL_SIZE": "4"}, "LOCAL_SIZE", None),
         (ON_TWO, "OMP_NUM_THREADS", None),  # in a notebook nothing is launched
         ({"DET_SLOT_IDS": str(list(range(64))), **TRIAL}, "OMP_NUM_THREADS", "1"),
         ({**ON_TWO, "OMP_NUM_THREADS": "7", **TRIAL}, "OMP_NUM_THREADS", None),
-        # Torch's warning of a host without a name, of each process.
-        ({**ON_TWO, **TRIAL}, TORCH_LEVEL, "ERROR"),
-        ({**ON_TWO, **TRIAL, TORCH_LEVEL: "INFO"}, TORCH_LEVEL, None),
-        ({**ON_TWO, **trial({}, {"debug": True})}, TORCH_LEVEL, None),
     ],
 )
 def test_a_variable_that_is_not_set_is_exported(given: dict[str, str], name: str, value: str | None) -> None:
     code, exports, said = start_task(given)
     assert (code, exports.get(name), said) == (0, value, [])
-
-
-def test_ranks_of_a_machine_divide_its_cores() -> None:
-    cores, halves = (
-        int(start_task({"DET_SLOT_IDS": slots, **TRIAL})[1]["OMP_NUM_THREADS"]) for slots in ("[0]", "[0, 1]")
-    )
-    assert 1 <= cores <= (os.cpu_count() or 1)
-    assert halves == max(1, cores // 2)
 
 
 def test_every_reason_has_a_line_and_the_last_line_is_for_the_master() -> None:
@@ -62,22 +45,6 @@ def test_every_reason_has_a_line_and_the_last_line_is_for_the_master() -> None:
         assert "; fix: " in reason
     for key in ("global_batch_size", "zero_optimization.stage", "lr"):
         assert any(key in reason for reason in reasons), reasons
-
-
-@pytest.mark.parametrize(
-    ("hparams", "config", "says"),
-    [
-        ({"fit": {}}, {}, "fit.max_length (hyperparameters): missing"),
-        ({"deepspeed_config": "no/such.json"}, {}, "deepspeed_config = 'no/such.json'"),
-        ({}, {"environment": {"environment_variables": ["A=<secret A, not stored>"]}}, "A"),
-    ],
-)
-def test_what_the_ranks_would_refuse_is_refused(
-    hparams: dict[str, Any], config: dict[str, Any], says: str
-) -> None:
-    code, _, said = start_task({**ON_TWO, **trial(hparams, config)})
-    assert code == 2
-    assert says in said[0]
 
 
 @pytest.mark.parametrize(

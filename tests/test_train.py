@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -23,42 +22,23 @@ class Half(DataParallelTrial):
 class Whole(Half):
     def build_validation_data_loader(self): ...
 """
-NUMBER = itertools.count()
+REFUSED = {
+    "own_trials:Model": (EntrypointError, r"Model must be a subclass of DeepSpeedTrial.*\n.*: Half, Whole"),
+    "own_trials:Wohle": (EntrypointError, r"has no Wohle.*\n.*Half, Whole"),
+    "no_such.own_trials:Whole": (EntrypointError, "there is no module no_such"),
+    "own_trials:Half": (TrialError, "Half .*does not define build_validation_data_loader"),
+    "own_import:Whole": (ModuleNotFoundError, "no_such_module"),  # with its traceback
+}
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module in the current directory; another one each time, for modules are imported once."""
+def test_a_subclass_that_defines_all_is_taken_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    name = f"module_of_trials_{next(NUMBER)}"
-    Path(f"{name}.py").write_text(SOURCE)
-    return name
-
-
-def test_a_subclass_that_defines_all(module: str) -> None:
-    assert trial_class(f"{module}:Whole").__name__ == "Whole"
-
-
-@pytest.mark.parametrize(
-    ("spec", "error", "says"),
-    [
-        (
-            "{}:Model",
-            EntrypointError,
-            r"Model must be a subclass of DeepSpeedTrial.*\n.*use one of .*: Half, Whole",
-        ),
-        ("{}:Wohle", EntrypointError, r"has no Wohle.*\n.*Half, Whole"),
-        ("no_such.{}:Whole", EntrypointError, "there is no module no_such"),
-        ("{}:Half", TrialError, "Half .*does not define build_validation_data_loader"),
-    ],
-)
-def test_any_other_is_refused(module: str, spec: str, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        trial_class(spec.format(module))
-
-
-def test_an_import_that_fails_in_it_keeps_its_traceback(module: str) -> None:
-    Path(f"{module}.py").write_text("import no_such_module")
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        trial_class(f"{module}:Whole")
+    Path("own_trials.py").write_text(SOURCE)
+    Path("own_import.py").write_text("import no_such_module")
+    assert trial_class("own_trials:Whole").__name__ == "Whole"
+    for spec, (error, says) in REFUSED.items():
+        with pytest.raises(error, match=says):
+            trial_class(spec)
