@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import deepspeed
@@ -37,38 +36,27 @@ class Slope(torch.utils.data.Dataset[Any]):
         return point, (3 * point[0] - point[1] + 1).reshape(1)
 
 
-class Kept(PyTorchCallback):
-    """Keeps what a callback is handed, and counts its calls."""
-
-    def __init__(self) -> None:
-        self.training: list[dict[str, Any]] = []
-        self.validation: list[dict[str, Any]] = []
-        self.uuids: list[str] = []
-        self.called: dict[str, int] = {}
-
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: Any) -> None:
-        self.training.append(dict(avg_metrics))
-
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.validation.append(dict(metrics))
-
-    def on_checkpoint_upload_end(self, uuid: str) -> None:
-        self.uuids.append(uuid)
-
-
-def _counting(name: str, hook: Any) -> Any:
-    @functools.wraps(hook)
-    def counting(self: Kept, *args: Any, **kwargs: Any) -> None:
-        self.called[name] = self.called.get(name, 0) + 1
-        hook(self, *args, **kwargs)
-
-    return counting
-
-
 COUNTED = "trial_startup trial_shutdown training_start training_epoch_start training_epoch_end training_workload_end"
 COUNTED += " validation_start validation_end checkpoint_write_end checkpoint_upload_end"
+
+
+class Kept(PyTorchCallback):
+    """Keeps what each of its methods is handed first."""
+
+    def __init__(self) -> None:
+        self.handed: dict[str, list[Any]] = {name: [] for name in COUNTED.split()}
+
+
+def _keeping(name: str) -> Any:
+    def keeping(self: Kept, *args: Any, **kwargs: Any) -> None:
+        first = next(iter((*args, *kwargs.values())), None)
+        self.handed[name].append(dict(first) if isinstance(first, dict) else first)
+
+    return keeping
+
+
 for _name in COUNTED.split():
-    setattr(Kept, f"on_{_name}", _counting(_name, getattr(Kept, f"on_{_name}")))
+    setattr(Kept, f"on_{_name}", _keeping(_name))
 
 
 def mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -168,17 +156,6 @@ class OwnLoadersUnsaid(OwnLoaders):
 
     def make(self, config: Any) -> None:
         Replicated.make(self, config)
-
-
-class TrainsToPairs(Replicated):
-    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
-        return (self.step(dataloader_iter), 0)
-
-
-class EvaluatesToPairs(Replicated):
-    def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> Any:
-        next(dataloader_iter)
-        return (0, 0)
 
 
 class Reducing(Replicated):
