@@ -64,12 +64,6 @@ def test_the_json_may_be_an_argument_and_any_argument_a_hyperparameter(trial: Tr
     assert (args.label_smoothing_factor, args.seed) == (0.01, 3)
 
 
-def test_without_a_trial_it_is_that_of_transformers(tmp_path: Path) -> None:
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    assert args.resolved is None
-    assert args.learning_rate == transformers.TrainingArguments.learning_rate
-
-
 # --------------------------------------------------------------------------------------- "auto", filled by both
 
 # Any of the keys of a mapping, each with one of the values in its list.
@@ -142,15 +136,12 @@ def leaves(config: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...
     return [leaf for key, value in config.items() for leaf in leaves(value, (*path, key))]
 
 
-FIT = {"max_length": {"batches": 5}}
-
-
 @pytest.mark.parametrize(
     ("hparams", "stated", "key"),
     [
         ({"global_batch_size": 8}, {"per_device_train_batch_size": 3}, "hyperparameters.global_batch_size"),
         ({"pipe_parallel_size": 2}, {}, "hyperparameters.pipe_parallel_size"),
-        ({"fit": {**FIT, "checkpoint_period": {"minutes": 15}}}, {}, "hyperparameters.fit.checkpoint_period"),
+        ({"fit": {"checkpoint_period": {"minutes": 15}}}, {}, "hyperparameters.fit.checkpoint_period"),
         ({"training_arguments": {"sed": 1}}, {}, "hyperparameters.training_arguments.sed"),
         ({"slots": 2}, {}, "resources.slots_per_trial"),
     ],
