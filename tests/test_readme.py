@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import determined_ds
 from determined_ds.cli.main import main
 from tests.harness.command import DET_DS, ROOT, det_ds
 from tests.harness.documented import BLOCKS, FILES, PAGES, Block, blocks_of, context_of
-from tests.package import own_hyperparameters
+from tests.package import own_hyperparameters, records
 
 # Commands that no test runs from here, and what stands for them.
 ELSEWHERE = {
@@ -137,9 +136,7 @@ def test_your_own_model_runs_without_a_compiler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["torch's DataLoader", "stream"])
-def test_your_own_model_on_other_data_resumes_where_it_stopped(
-    data: str, tmp_path: Path, metrics_of: Callable[[Path, str], list[dict[str, Any]]]
-) -> None:
+def test_your_own_model_on_other_data_resumes_where_it_stopped(data: str, tmp_path: Path) -> None:
     """The same trial with torch's own loader, shuffled, or with the stream of the page."""
     folder = context_of(tmp_path)
     if data == "stream":
@@ -163,8 +160,8 @@ def test_your_own_model_on_other_data_resumes_where_it_stopped(
     run("whole", 40)
     run("stopped", 33)
     assert ("skipping" in run("stopped", 40, "--resume")) == (data == "stream")
-    last = [metrics_of(folder / name, "validation")[-1] for name in ("whole", "stopped")]
-    assert last[0]["validation_loss"] == last[1]["validation_loss"]
+    (_, whole), (_, stopped) = (records(folder / name, "validation")[-1] for name in ("whole", "stopped"))
+    assert whole["validation_loss"] == stopped["validation_loss"]
 
 
 def test_what_python_imports_is_there() -> None:
