@@ -325,9 +325,8 @@ def det_ds(words: list[str]) -> None:
     from tests.package import start_by_forks
 
     start_by_forks(fork_rank, fork_run)
-    for name in [
-        *sys.modules
-    ]:  # a program loads models from the folder where it is started, and knows no tests
+    # A program loads models from the folder where it is started, and knows no tests.
+    for name in list(sys.modules):
         if name.partition(".")[0] in ("model_defs", "tests"):
             del sys.modules[name]
     sys.argv = ["det-ds", *words]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.harness.command import ROOT, TIMEOUT_S
 
@@ -94,15 +94,9 @@ class Machine:
                 errors="replace",
             )
 
-    def run(
-        self,
-        command: Sequence[str | Path],
-        *,
-        cwd: Path = ROOT,
-        env: Mapping[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[str | Path], **how: Any) -> subprocess.CompletedProcess[str]:
         """Run a command on it to its end; ``stdout`` has its stderr, too."""
-        process = self.start(command, cwd=cwd, env=env)
+        process = self.start(command, **how)
         try:
             said, _ = process.communicate(timeout=TIMEOUT_S)
         finally:

@@ -1,15 +1,6 @@
-"""Ranks: forks (``forked.py``) that call a function of a test, each call in new ones.
+"""Ranks: forks (``forked.py``) that call a function of a test, each call in new ones, of which nothing is left.
 
-A test hands a function of its own module to the fixture ``one_rank`` or ``two_ranks`` (see ``conftest.py``)::
-
-    def sum_of_ranks(more: int) -> int:  # runs in every rank, under torchrun's environment variables
-        ...
-
-    def test_sum(two_ranks: Ranks) -> None:
-        assert two_ranks.run(sum_of_ranks, 1) == [3, 3]  # what each rank returned
-
-A rank that raises, dies or hangs fails the test that called it, with every rank's own words. Nothing is left of a call:
-neither memory, which DeepSpeed's engines keep for as long as their process lives, nor a process group.
+A test hands a function of its own module to the fixture ``one_rank`` or ``two_ranks``, as in ``two_ranks.run(f, 1)``.
 """
 
 from __future__ import annotations
@@ -50,17 +41,9 @@ class Ranks:
         self._log_dir = log_dir
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call ``function`` in every rank at once.
+        """Call a function at the top level of a module in every rank at once. Returns what it returned in each.
 
-        Args:
-            function: A function at the top level of a module; it goes there by its name.
-            args: Its arguments; they must pickle, and so must what it returns.
-
-        Returns:
-            What it returned in each rank, in the order of ranks.
-
-        Raises:
-            RanksFailed: it raised, ended its process, or did not end in time.
+        A rank that raises, dies or hangs raises :class:`RanksFailed`, with every rank's own words.
         """
         self._log_dir.mkdir(parents=True, exist_ok=True)
         environment = {
@@ -142,9 +125,7 @@ def serve() -> None:
     try:
         function, args, kwargs = pipe.recv()  # this is where the test's module is imported
         returned = function(*args, **kwargs)
-        if (
-            dist.is_initialized()
-        ):  # rank 0 holds the store of the process group, which the others may still need
+        if dist.is_initialized():  # rank 0 holds the store, which the others may still need
             dist.barrier()
         sys.stdout.flush()
         pipe.send((True, returned))
