@@ -69,7 +69,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, list[str], Any]] = {
         ["s.resolved", "state hyperparameters.global_batch_size", "call s.checkpoint(engine) first"],
         UNSTATED,
     ),
-    "two loaders": (lambda s: [s.loader(DATA) for _ in "12"], REFUSED, ["s.loader: was called"], HPARAMS),
     "a loader of other batches": (
         lambda s: train(s, dataset=torch.utils.data.DataLoader(DATA, 3)),
         REFUSED,
@@ -82,17 +81,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, list[str], Any]] = {
         ["the engine of s.checkpoint has 2", "or initialize the engine with config=s.ds_config"],
         OF_STAGE_1,
     ),
-    "a module": (lambda s: s.checkpoint(engine_of(s).module), REFUSED, ["got a Linear"], HPARAMS),
-    "a second engine": (
-        lambda s: [s.checkpoint(engine_of(s)) for _ in "12"],
-        REFUSED,
-        ["its first call was not"],
-        HPARAMS,
-    ),
-    "a number": (lambda s: s.checkpoint(engine_of(s), best=0.5), REFUSED, ["best is the float 0.5"], HPARAMS),
     "never stepped": (lambda s: list(begun(s)[1]), FAILED, ["no engine has made a step"], HPARAMS),
     "half stepped": (half_stepped, FAILED, ["stepped 3 times", "accumulation of 2"], ACCUMULATING),
-    "no number": (lambda s: train(s, str), FAILED, ["metric 'loss' is"], HPARAMS),
     "never iterated": (begun, FAILED, ["nothing was trained", "was not iterated"], HPARAMS),
     "a loss that is not finite": (
         lambda s: train(s, lambda loss: loss * float("nan")),
@@ -112,7 +102,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, list[str], Any]] = {
         ["has no length", "fit.max_length"],
         ENDLESS,
     ),
-    "a DeepSpeed JSON": (begun, REFUSED, ["is not an experiment"], "ds.json"),
 }
 
 
@@ -131,16 +120,14 @@ def in_session(run_dir: str, script: Callable[[Any], Any], config: Any = HPARAMS
 def all_mistakes(folder: str) -> dict[str, tuple[str, str]]:
     """In a rank: what comes of each, one after the other."""
     os.chdir(folder)
-    Path("ds.json").write_text(json.dumps(DS))
     return {name: in_session(name, script, config) for name, (script, _, _, config) in MISTAKES.items()}
 
 
 def test_it_is_refused_and_the_run_is_reported_as_failed(one_rank: Ranks, tmp_path: Path) -> None:
     for name, (kind, said) in one_rank.run(all_mistakes, str(tmp_path))[0].items():
-        _, expected, words, config = MISTAKES[name]
+        _, expected, words, _ = MISTAKES[name]
         assert kind == expected, (name, said)
         assert all(word in said for word in words), (name, said)
-        if config != "ds.json":  # of which no run was made
-            result = json.loads((tmp_path / name / "result.json").read_text())
-            assert result["status"] == ("invalid" if kind == REFUSED else "failed"), name
-            assert not list((tmp_path / name / "checkpoints").glob("*")), name
+        result = json.loads((tmp_path / name / "result.json").read_text())
+        assert result["status"] == ("invalid" if kind == REFUSED else "failed"), name
+        assert not list((tmp_path / name / "checkpoints").glob("*")), name
