@@ -227,33 +227,20 @@ def _load(collected: Sequence[str]) -> str:
         importlib.import_module(name)
     del sys.modules["mlflow"]
     importlib.import_module("deepspeed.ops").__compatible_ops__  # asks a compiler
-    failure = _threads_since("what every rank loads")
     if collected:
         import pytest
 
-        class Watch:
-            @pytest.hookimpl(wrapper=True)
-            def pytest_make_collect_report(self, collector: pytest.Collector) -> Any:
-                nonlocal failure
-                report = yield
-                failure = failure or _threads_since(collector.nodeid)
-                return report
-
-        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected], plugins=[Watch()])
+        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected])
         gc.disable()  # conftest.py has enabled it
     gc.collect()
     gc.freeze()
-    return failure
-
-
-def _threads_since(loaded: str) -> str:
     tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid()]
     if not tasks:
         return ""
     threads = {(task / "comm").read_text().strip() for task in tasks}
     threads |= {each.name for each in threading.enumerate()} - {"MainThread"}
     return (
-        f"{loaded} starts a thread when it is imported ({', '.join(sorted(threads))}), and a process with threads"
+        f"an import of a rank or a test starts a thread ({', '.join(sorted(threads))}), and a process with threads"
         " cannot be forked safely. Import what starts it in the function that needs it."
     )
 

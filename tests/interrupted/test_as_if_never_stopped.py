@@ -48,8 +48,7 @@ MUON: dict[str, dict[str, Any]] = {
 PIPED = {"pipe": 2, "accumulation": 4, "schedule": "dualpipev"}
 DATA: dict[str, dict[str, Any]] = {
     "TorchVictim": {"num_workers": 2, "accumulation": 2},
-    "StreamVictim": {"accumulation": 2},
-    "PlacedStreamVictim": {"num_workers": 2, "accumulation": 2},
+    "StreamVictim": {"num_workers": 2, "accumulation": 2},
     "PipelineStreamVictim": {"num_workers": 2, **PIPED},
 }
 SCENARIOS: dict[str, Scenario] = {

@@ -196,13 +196,11 @@ def _noisier(samples: list[Any]) -> Any:
 
 
 class _Streaming(_Mortal):
-    """Trains and validates on streams of unknown length."""
-
-    stream = Stream
+    """Trains and validates on streams of unknown length, of which the one for training knows its place."""
 
     def build_training_data_loader(self) -> Any:
         workers = self.context.get_hparams().get("num_workers", 0)
-        return self.training_loader(self.stream(43, 0.1), num_workers=workers, collate_fn=_noisier)
+        return self.training_loader(PlacedStream(43, 0.1), num_workers=workers, collate_fn=_noisier)
 
     def build_validation_data_loader(self) -> Any:
         return self.validation_loader(Stream(11, 0.0))
@@ -210,12 +208,6 @@ class _Streaming(_Mortal):
 
 class StreamVictim(_Streaming, Victim):
     """Replicas on one stream."""
-
-
-class PlacedStreamVictim(StreamVictim):
-    """And the stream for training knows its place."""
-
-    stream = PlacedStream
 
 
 class PipelineVictim(_Mortal, PipelineTrial):
@@ -231,6 +223,4 @@ class PipelineVictim(_Mortal, PipelineTrial):
 
 
 class PipelineStreamVictim(_Streaming, PipelineVictim):
-    """Two stages that both read a stream, which knows its place."""
-
-    stream = PlacedStream
+    """Two stages that both read a stream."""
