@@ -1,4 +1,4 @@
-"""What is decided, DeepSpeed reads as it was meant; sizes agree exactly; all that is wrong is refused before, at once."""
+"""What is decided, DeepSpeed reads as it was meant; sizes agree exactly; what is wrong is refused before."""
 
 from __future__ import annotations
 
