@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 import threading
 from collections.abc import Callable
@@ -104,15 +103,10 @@ WRONG: list[tuple[Any, ...]] = [
     ("next(dataloader_iter)", {"train_batch": returning({"loss": 1.0})}),
     ("engine.step()", {"train_batch": lambda self, batches, *_: self.loss(self.engine, next(batches))}),
     (
-        "bias was frozen in training, and the engine does not follow",
+        "bias was frozen in training",
         {"on_step_end": lambda self, *_: self.engine.module[-1].bias.requires_grad_(False)},
     ),
-    (
-        "bias was unfrozen in training, and the engine does not follow",
-        UNFROZEN,
-        "",
-        {"zero_optimization": {"stage": 0}},
-    ),
+    ("bias was unfrozen in training", UNFROZEN, "", {"zero_optimization": {"stage": 0}}),
     (".detach()", {"loss": loss_of(lambda errors: errors.mean().detach())}),
     ("no other metric", {"loss": lambda self, outputs, targets: named(outputs - targets)}, "pipeline"),
     ("took no batch", {"evaluate_batch": returning({"loss": 1.0})}),
@@ -177,7 +171,7 @@ def warned() -> list[str]:
 def test_what_would_be_ignored_is_named(one_rank: Ranks) -> None:
     [said] = one_rank.run(warned)
     for words in (
-        f"Misspelt.on_train_start ({HERE}",
+        "Misspelt.on_train_start (",
         "does not name 0.weight",
         "WarmupLR sets the rate of all groups",
     ):
@@ -195,6 +189,5 @@ def without(name: str) -> str:
 def test_a_deepspeed_without_a_method_that_is_corrected_is_refused(one_rank: Ranks) -> None:
     """It would train on other numbers, silently."""
     [said] = one_rank.run(without, "clip_fp32_gradients")
-    assert re.search(
-        r"deepspeed \d+[.]\d+.* has no clip_fp32_gradients.*fix: pip install deepspeed==", said, re.DOTALL
-    )
+    assert "has no clip_fp32_gradients" in said
+    assert "fix: pip install deepspeed==" in said
