@@ -12,7 +12,7 @@ from determined_ds.check.space import judge_points, search_problems
 from determined_ds.check.trial import code_problems, metric_problems
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
-from determined_ds.config.params import lost_on_cluster, read_hyperparameters
+from determined_ds.config.params import LOGGING, lost_on_cluster, read_hyperparameters
 from determined_ds.config.resolve import Where, missing_packages, problems_alone
 from determined_ds.documents.document import Document
 from determined_ds.documents.files import read_json, read_yaml
@@ -26,7 +26,7 @@ from determined_ds.experiment.experiment import (
 )
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.secrets import secret_problems
-from determined_ds.experiment.source import OWN_DRIVER, find_code, read_trial
+from determined_ds.experiment.source import OWN_DRIVER, find_code, may_use_library, read_trial
 from determined_ds.experiment.space import odd_exponents, points_of
 
 # Codes of problems that follow from a hyperparameter that is invalid or has another name, and so is not there.
@@ -133,6 +133,16 @@ def check_experiment(
     trial = read_trial(experiment.trial, folder) if experiment.trial and not experiment.measures else None
     if trial and not problems:
         add(findings_of(metric_problems(document, trial)))
+    elif experiment.script and is_fit and experiment.hyperparameters.get((LOGGING,)):
+        script = find_code(experiment.entrypoint, folder)
+        if script and not may_use_library(script, folder):
+            message = "the script does not import determined_ds: on a cluster nothing is sent to these tools"
+            fix = "train within `with determined_ds.report_to_tools(core_context):`"
+            add(
+                findings_of(
+                    [], [experiment.hyperparameters.problem((LOGGING,), message, fix, "logger-script")]
+                )
+            )
 
     # Every point of the space
     errors = [finding.problem.key for finding in findings if finding.severity == ERROR]

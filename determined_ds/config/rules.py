@@ -277,6 +277,9 @@ TABLE = (
     row("gpus-only", "activation_checkpointing.cpu_checkpointing compile.deepcompile",  # compile/util.py
         lambda s, c, v: c.accelerator.name == "cpu" and v, "is for GPUs, and DeepSpeed fails without them",
         "run it on GPUs, or set {key} to false"),
+    row("pipeline-timers", "wall_clock_breakdown",  # runtime/pipe/engine.py PipelineEngine._exec_backward_pass
+        lambda s, c, v: s.pipe_parallel_size > 1 and v, "DeepSpeed starts a timer of a pipeline twice, and fails",
+        "remove it: det-ds profile takes a step apart"),
     # ---- DeepSpeed's own monitors
     row("logger-secret", "comet.api_key", lambda s, c, v: v is not None,
         "is a secret, which would be written to the run's files",

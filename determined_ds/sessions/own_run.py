@@ -40,13 +40,9 @@ RESUME = "DETERMINED_DS_RESUME"
 def own_run(
     config: Any, run_dir: Any, resume: bool, accelerator: str | None, stopped: Callable[[], bool]
 ) -> Iterator[core.DistributedContext]:
-    """Within, this process is a rank of a run, as under ``det-ds run``; the arguments are those of ``session``.
+    """Within, this process is a rank of a run, as under ``det-ds run``; it yields the ranks.
 
-    Args:
-        stopped: Returns whether training has stopped as requested, once it has ended.
-
-    Yields:
-        The ranks.
+    The arguments are those of ``session``; ``stopped`` says whether training has stopped as requested, once it ended.
     """
     show_own_errors()
     devices = detect_accelerator(accelerator)

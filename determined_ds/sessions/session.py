@@ -320,12 +320,7 @@ class Session:
                 yield from batches
 
     def _steps(self, *, in_pass: bool, num: int | None = None) -> Iterator[Iterator[Any]]:
-        """The micro-batches of each step that is to be taken, once the one before it has ended.
-
-        Args:
-            in_pass: Whether it takes those of a pass, to the end of the data.
-            num: Steps of the training in all.
-        """
+        """The micro-batches of each step that is left, of a pass or of ``num`` in all; first the one before ends."""
         training = self._training
         if training.is_stopped:  # the script was given the chance to end by itself
             raise SystemExit(0)

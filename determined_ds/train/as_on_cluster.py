@@ -53,11 +53,7 @@ def surrounded(run: ScriptRun, accelerator: Accelerator) -> Iterator[None]:
             preempt_mode: core.PreemptMode = core.PreemptMode.WorkersAskChief,
             tensorboard_mode: core.TensorboardMode = core.TensorboardMode.AUTO,
         ) -> core.Context:
-            """In place of ``determined.core.init``, with its arguments: a context with files in the run directory.
-
-            Raises:
-                ConfigError: there are several ranks, and ``distributed`` is missing.
-            """
+            """In place of ``determined.core.init``, with its arguments: a context with files in the run directory."""
             if checkpoint_storage is not None and is_chief:
                 print(f"warning: {NO_STORAGE}", file=sys.stderr)
             if distributed is None and size > 1:

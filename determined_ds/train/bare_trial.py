@@ -29,14 +29,7 @@ SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M"
 
 
 def trial_class(spec: str, origin: str = "") -> Any:
-    """Import the class ``MODULE:CLASS``; the current folder is its context directory.
-
-    ``origin`` says where it is written.
-
-    Raises:
-        EntrypointError: there is no such module or class, or it does not subclass ``DeepSpeedTrial``.
-        TrialError: it lacks a method.
-    """
+    """Import the class ``MODULE:CLASS``, which ``origin`` names; the current folder is its context directory."""
     from determined.pytorch import deepspeed as det_ds
 
     about = {"key": "entrypoint", "value": spec, "origin": origin, "code": "entrypoint"}

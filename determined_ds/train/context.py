@@ -252,11 +252,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         return engine
 
     def _agree(self, engine: Any) -> None:
-        """Go by the engine that the trial made, where it agrees with what is stated.
-
-        Raises:
-            ConfigError: each size that it has otherwise, and what only a PipelineTrial carries out.
-        """
+        """Go by the engine that the trial made; refuse what it has otherwise, and what only a PipelineTrial does."""
         before, ds, layout = self.decided_before, made_with(engine), layout_of(engine)
         hyperparameters = by_real_names(self._hyperparameters)[0]
         given = hyperparameters.data
@@ -333,17 +329,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             raise ConfigError(Problem(key=key, value=stated, message=message, fix=fix, code=code))
 
     def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
-        """The metrics of the custom reducers over all ranks; a collective.
-
-        Args:
-            for_training: Whether to reduce those of training, or those of validation.
-
-        Returns:
-            Metrics by name, as they can be reported.
-
-        Raises:
-            TrainingError: a reducer returned a dict where a value was expected, or the reverse.
-        """
+        """The metrics of the custom reducers over all ranks, as they can be reported; a collective."""
         kind = "for_training" if for_training else "for_validation"
         reducables = [each for each in self._wrapped_reducers if getattr(each, kind)]
         if not reducables:

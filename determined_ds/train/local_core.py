@@ -255,16 +255,9 @@ def local_core_context(
 ) -> core.Context:
     """A core context whose metrics and TensorBoard files go to ``run_dir``, and its checkpoints too.
 
-    Args:
-        run_dir: The run directory.
-        distributed: The ranks.
-        searcher: The section; by its metric the best checkpoint is chosen.
-        report: Reports the same to a master.
-        checkpoint_dir: For the checkpoints, beside those of other runs.
-        run: Of a script that called ``core.init``.
-        writes_scalars: Whether to write metrics for TensorBoard too; our loops do that themselves.
-        preempt_mode: Determined's.
-        more: Further parts of Determined's context.
+    The best one is chosen by the metric of ``searcher``; ``report`` sends the same to a master. With ``checkpoint_dir``
+    they lie beside those of other runs. ``run`` is that of a script which called ``core.init``; our loops write scalars
+    for TensorBoard themselves. ``more`` are further parts of Determined's context.
     """
     there, is_chief = RunDir(run_dir), distributed.rank == 0
     folder, report = checkpoint_dir or there.checkpoints, report if is_chief else None

@@ -192,9 +192,7 @@ def _measure(
     """What a run of a model's parts holds: fixed bytes and bytes of each sample, by runs with one sample and with two.
 
     Parameters have gradients already, as from the second micro-batch of a step on: what is added to them is let go.
-
-    Returns:
-        The bytes of each part; none, and why, where it does not run on the meta device.
+    Returns none, and why, where it does not run on the meta device.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     runs = []

@@ -16,7 +16,7 @@ from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER, PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-from deepspeed.utils.timer import NoopTimer, SynchronizedWallClockTimer
+from deepspeed.utils.timer import NoopTimer
 
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
@@ -36,7 +36,7 @@ PATCHED = {
     "deepspeed.ops": "__compatible_ops__",
     "deepspeed.runtime.engine:DeepSpeedEngine": """_backward_prologue _backward_prologue_per_tensor backward scale
         _apply_autotp_partitioning _configure_expert_parallel _get_optimizer_loss_scale clip_fp32_gradients
-        _scale_loss_by_gas _start_timers _stop_timers""",
+        _scale_loss_by_gas""",
     "deepspeed.runtime.pipe.engine:PipelineEngine": """_INSTRUCTION_MAP _exec_schedule _send_tensor_meta
         _recv_tensor_meta _allocate_or_extend_buffers _exec_load_micro_batch _exec_forward_pass _exec_backward_pass
         _loss_stage_global_rank _train_schedule _inference_schedule""",
@@ -227,35 +227,13 @@ def fix_engine(engine: Any) -> None:
     ENGINES.add(engine)
 
 
-class _Timers(SynchronizedWallClockTimer):  # type: ignore[misc]
-    """Timers that may be started while they run, and stopped while they do not.
-
-    A pipeline starts the timer of its backward pass, and the engine's hook on the tensors that it goes back through
-    starts it again.
-
-    Source: ``PipelineEngine._exec_backward_pass`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
-    """
-
-    class Timer(SynchronizedWallClockTimer.Timer):  # type: ignore[misc]
-        def start(self) -> None:
-            if not self.started_:
-                super().start()
-
-        def stop(self, reset: bool = False, record: bool = False) -> None:
-            if self.started_:
-                super().stop(reset, record)
-
-
 def _fix_pipeline(engine: Any) -> None:
     """Clip by the gradient of all stages, refuse what a middle stage would misread, and time the instructions.
 
     Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``; ``_allocate_or_extend_buffers`` and
     ``train_batch`` in ``runtime/pipe/engine.py``.
     """
-    engine.timers = _Timers()
-    if not engine.steps_per_print() and engine.wall_clock_breakdown():
-        engine._config.steps_per_print = 1  # it divides by that at each step: without one, training fails
-    elif not engine.steps_per_print():
+    if not engine.steps_per_print():
         engine.timers.timers[TRAIN_BATCH_TIMER] = NoopTimer.Timer()  # it would keep a record of every batch
     if engine.grid.get_slice_parallel_world_size() == 1:
         # With neither ZeRO nor half precision, a parameter on another stage counts only if it is marked as one that

@@ -277,17 +277,11 @@ class PlannedEngine(PipelineEngine):
 
     @contextlib.contextmanager
     def _running_backward(self) -> Iterator[None]:
-        """As around DeepSpeed's backward passes: hooks refuse one that the engine has not begun, and timers run.
-
-        Source: ``PipelineEngine._exec_backward_pass``.
-        """
-        timers = [*self.engine_timers.backward_timers, *self.engine_timers.backward_inner_timers]
+        """As in DeepSpeed's own backward passes: hooks refuse one that the engine has not begun."""
         self._running_engine_backward = True
-        self._start_timers(timers)
         try:
             yield
         finally:
-            self._stop_timers(timers)
             self._running_engine_backward = False
 
     # ------------------------------------------------------------------------------------------- messages

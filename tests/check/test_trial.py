@@ -89,7 +89,7 @@ SCRIPT = "entrypoint=python3 train.py"
 BATCH = "hyperparameters.global_batch_size=9"  # on two slots
 OLD_FORM = "entrypoint=python3 -m determined.launch.deepspeed --trial trial:T"
 LENGTH = ["searcher.max_length={batches: 7}", "min_validation_period={batches: 3}"]
-NO_FIT = "hyperparameters.fit=null"
+NO_FIT, LOGS = "hyperparameters.fit=null", "hyperparameters.logging={wandb: {project: x}}"
 AS_WORDS = "entrypoint=[python3, train.py]"
 VARIABLES = "environment.environment_variables"
 
@@ -100,6 +100,7 @@ VARIABLES = "environment.environment_variables"
         # A script may decide what is not stated; what is stated is checked, and what its code cannot honour.
         ([AS_WORDS, BATCH, NO_FIT], ["error batch hyperparameters.global_batch_size"]),
         ([SCRIPT, "hyperparameters.deepspeed_config=null"], ["note left-open entrypoint"]),
+        ([SCRIPT, LOGS], ["warning logger-script hyperparameters.logging"]),
         # A trial in Determined's own form is checked like ours, and trains as long as its searcher says.
         ([OLD_FORM, NO_FIT, *LENGTH], ["warning deprecated-key entrypoint"]),
         # Variables that a launch sets, and devices that are none.

@@ -89,11 +89,8 @@ def _read(board: Any, name: str) -> Any:
 class Watch:
     """This rank's part in the watch, in two threads: a board out of reach may block the one that writes for ever.
 
-    Args:
-        distributed: The ranks, which have joined.
-        connect: Makes a connection to the board, a store of torch's or a :class:`Folder`.
-        timeout_s: How long nothing may move.
-        is_over: Whether the ranks have left one another.
+    ``connect`` makes a connection to the board, a store of torch's or a :class:`Folder`; ``is_over`` says whether the
+    ranks have left one another.
     """
 
     def __init__(
@@ -204,9 +201,7 @@ class Watch:
     def _judged(self, signs: list[Sign], elapsed_s: float) -> dict[str, Any] | None:
         """Rank 0's verdict on the newest sign of each rank; None where they may continue.
 
-        Returns:
-            ``lost``, ranks without a sign; else ``behind``, those that the others wait for; ``steps``, batches that the
-            slowest has trained.
+        ``lost`` are ranks without a sign; else ``behind`` those that others wait for; ``steps`` those of the slowest.
         """
         before, self._signs = self._signs, signs
         for rank, (old, new) in enumerate(zip(before, signs, strict=True)):

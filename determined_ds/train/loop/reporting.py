@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ import torch
 from determined_ds.logs.tensorboard import upload, write_scalars
 from determined_ds.pipe.timeline import counted_bubble
 from determined_ds.report.live import TRAINING, VALIDATION, DrawnPanel, RunState, report_line
-from determined_ds.rundir.metrics_file import read_records
 from determined_ds.rundir.signals import HEART, STOP
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.memory import memory_metrics, peak_bytes
@@ -137,11 +135,10 @@ class Progress:
 
     Args:
         shows: Whether it shows anything: the chief does, with a panel if it has a terminal.
-        records: ``metrics.jsonl`` of the run, for what was reported before it was resumed.
     """
 
-    def __init__(self, *, shows: bool, records: Path | None = None) -> None:
-        self._shows, self._records = shows, records
+    def __init__(self, *, shows: bool) -> None:
+        self._shows = shows
         has_terminal = (
             os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown") and sys.stdout.isatty()
         )
@@ -163,10 +160,7 @@ class Progress:
             self.note(f"resumed at batch {done}{'' if total is None else f' of {total}'}")
         if self._panel is None:
             return
-        if done and self._records is not None:
-            for record in read_records(self._records):
-                state.take(record["group"], record["steps_completed"], record["metrics"])
-            state.checkpoint = done
+        state.checkpoint = done or None
         self._panel.state = state
         self._panel.start()
         # rich has put proxies in the place of these streams; handlers of logs still write to what was there before.

@@ -177,7 +177,7 @@ class Trainer:
         if fit.profiling_enabled or (experiment.get("profiling") or {}).get("enabled"):
             context._core.profiler.on()
         self.fit_options = fit
-        self.progress = Progress(shows=self.is_chief and self._keeps, records=context._run_dir.metrics)
+        self.progress = Progress(shows=self.is_chief and self._keeps)
         self.state = TrialState(trial_id=info.trial.trial_id if info and info.task_type == "TRIAL" else 0)
         self.callbacks, hook = built_callbacks(trial, context), "on_step_end"
         steps = [getattr(each, hook, None) for each in self.callbacks.values()]
