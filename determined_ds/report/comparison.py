@@ -268,10 +268,7 @@ def results_table(results: Results) -> Table:
 
 
 def _page(results: Results) -> str:
-    """Verdict, what was run, the table, pictures, what failed and why, how it was measured.
-
-    The file loads nothing, and what came from outside is text in it, never markup.
-    """
+    """The page, which loads nothing; what came from outside is text in it, never markup."""
     from determined_ds.report.charts import CHARTS
     from determined_ds.report.style import PALETTE, address_of, self_contained, strategy_colours
 

@@ -237,10 +237,7 @@ def _cut(value: str) -> str:
 
 
 def _charts(runs: Sequence[RunView]) -> list[dict[str, Any]]:
-    """Titles, and names of the curves in each picture: a metric's training and its validation are in one.
-
-    The loss first, then all else that is validated, then how training went, then what remains.
-    """
+    """Titles and curves of the pictures: the loss, all else that is validated, how training went, what remains."""
     found: dict[str, list[str]] = {}
     for name, metric in {name: curve.metric for each in runs for name, curve in each.curves.items()}.items():
         prefix = next((each for each in PREFIXES if metric.startswith(each) and metric != each), "")
