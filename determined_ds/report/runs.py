@@ -180,7 +180,7 @@ def trained_on(launch: Launch) -> str:
 
 
 def differing(runs: Sequence[RunView], *sections: str) -> dict[str, tuple[str | None, ...]]:
-    """Key -> its value in each run, of the keys in some sections whose values differ; None where a run lacks the key."""
+    """Key -> its value in each run, of keys in some sections whose values differ; None where a run lacks it."""
     found: dict[str, list[str | None]] = {}
     for at, shown in enumerate(runs):
         for name in sections:
