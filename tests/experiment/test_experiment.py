@@ -80,11 +80,6 @@ OVERRIDES = [
 ]
 
 
-def with_set(folder: Path, override: str) -> Any:
-    (folder / "a.yaml").write_text(BASE)
-    return load_experiment(folder / "a.yaml", [override]).config
-
-
 @pytest.mark.parametrize("override", OVERRIDES)
 def test_set_means_what_config_means_to_det(tmp_path: Path, override: str) -> None:
     """What `det experiment create --config` sends, as the master reads it."""
@@ -93,4 +88,5 @@ def test_set_means_what_config_means_to_det(tmp_path: Path, override: str) -> No
 
     sent = yaml_safe_dump(parse_config_overrides(yaml_safe_load(BASE), [override]))
     assert sent is not None
-    assert with_set(tmp_path, override) == experiment(sent).config
+    (tmp_path / "a.yaml").write_text(BASE)
+    assert load_experiment(tmp_path / "a.yaml", [override]).config == experiment(sent).config

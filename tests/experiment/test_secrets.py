@@ -17,25 +17,21 @@ SECRET = "token WANDB_API_KEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID MYSQL_PWD 
 OTHERS = "TOKENIZERS_PARALLELISM MAX_TOKENS PWD KEYBOARD DB_PASSWORD_FILE"
 
 
-def variables(*given: str) -> dict[str, Any]:
-    return {"environment": {"environment_variables": [*given]}}
-
-
 TOOLS = {
     "wandb": {"notes": f"wandb_v1_{'s3cret' * 4}"},
     "mlflow": {"tracking_uri": "http://me:s3cret@mlflow"},
 }
 
 
-def each_of(names: str) -> dict[str, Any]:
-    return variables(*(f"{name}=x1" for name in names.split()))
+def variables(names: str, value: str = "x1") -> dict[str, Any]:
+    return {"environment": {"environment_variables": [f"{name}={value}" for name in names.split()]}}
 
 
 # What it is -> the sections in which it stands, and the ends of the keys that are named.
 PLACES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "variables by their names": (each_of(SECRET), ["0", "1", "2", "3", "4", "5"]),
-    "in an address": (variables("http_proxy=http://me:s3cret@a:80"), ["0"]),
-    "variables of other names": (each_of(OTHERS), []),
+    "variables by their names": (variables(SECRET), ["0", "1", "2", "3", "4", "5"]),
+    "in an address": (variables("http_proxy", "http://me:s3cret@a:80"), ["0"]),
+    "variables of other names": (variables(OTHERS), []),
     "of a storage": ({"checkpoint_storage": S3}, ["access_key"]),
     "a hyperparameter": ({"hyperparameters": {"hub": {"hf_token": HUGGING_FACE}}}, ["hub.hf_token"]),
     "in DeepSpeed's JSON": ({"hyperparameters": {"deepspeed_config": COMET}}, ["comet.api_key"]),

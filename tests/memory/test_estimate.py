@@ -53,7 +53,6 @@ def test_every_way_to_recompute_activations_saves_as_much_memory() -> None:
     recomputed = [
         row(activation_checkpointing=True),
         row(overwrite_deepspeed_args__pipeline__activation_checkpoint_interval=1),
-        row("--activation-checkpointing", activation_checkpointing=True),  # said twice, done once
     ]
     assert not without["activation_checkpointing"]  # options of it turn nothing on
     assert all(found["activation_checkpointing"] for found in recomputed)
