@@ -6,7 +6,10 @@ What is paused or killed and activated ends, to the last digit, as ``det-ds run`
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +37,7 @@ from tests.cluster.scenarios import (
     entrypoint,
     fit,
 )
-from tests.harness.command import ROOT
+from tests.harness.command import ROOT, TIMEOUT_S
 from tests.harness.forked import marked
 from tests.package import NO_RESTART_HELPS
 
@@ -110,26 +113,56 @@ def test_only_the_chief_talks_to_the_master_and_no_more_than_a_report_asks_for(
     assert not [call for call in calls if call.status not in (200, 404, None)]
 
 
+# What the web UI's "Use in Notebook" says, for a trial of this library; in a folder without anything of the project.
+LOADS = """
+import determined as det
+
+from determined_ds import load_model_from_checkpoint_path
+
+with det.import_from_path("got/code"):
+    load_model_from_checkpoint_path("got", context_dir="got/code")
+    import model_defs.gpt2.model
+
+print(model_defs.gpt2.model.__file__)
+"""
+
+
 @pytest.mark.programs
-def test_its_checkpoint_is_downloaded_and_its_model_loaded(
+def test_its_checkpoint_is_downloaded_and_loads_where_nothing_else_of_the_project_is(
     cluster: Cluster, followed: Followed, tmp_path: Path
 ) -> None:
-    got = tmp_path / "got"
-    cluster.det("checkpoint", "download", cluster.checkpoints(followed.trial)[-1].uuid, "-o", got)
+    """With the files of a run without a cluster, and ``code/``, by which it loads and which its manifest holds, too."""
+    got, checkpoint = tmp_path / "got", cluster.checkpoints(followed.trial)[-1]
+    cluster.det("checkpoint", "download", checkpoint.uuid, "-o", got)
     [here] = [
         path.parent
         for path in (followed.here / "checkpoints").glob("*/metadata.json")
         if json.loads(path.read_text())["steps_completed"] == LENGTH
     ]
     files, same_files = (
-        {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (got, here)
+        {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        for folder in (got, here)
     )
-    assert {path for path in files if path.parts[0] != "code"} == same_files
+    assert files == set(checkpoint.files)
+    assert {path for path in files if not path.startswith("code/")} == same_files
     model, same = (
         load_model_from_checkpoint_path(each, context_dir=ROOT).state_dict() for each in (got, here)
     )
     assert model.keys() == same.keys()
     assert all(torch.equal(model[name], same[name]) for name in model)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def loaded() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", LOADS]
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+
+    done = loaded()
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.splitlines()[-1]).is_relative_to(got / "code")
+    (got / "code/model_defs/gpt2/trial.py").write_text("raise SystemExit('not what was written')")
+    assert "code/model_defs/gpt2/trial.py has" in loaded().stderr
 
 
 CIFAR10 = "tests/session/scripts/cifar10.yaml"

@@ -1,14 +1,11 @@
-"""What a trial leaves to others: a checkpoint that loads anywhere, and a training that goes on, here or elsewhere.
+"""A training that goes on as another one, and what a checkpoint is worth.
 
 On our cluster its checkpoints are in S3, by the real harness and boto3: a server that answers this machine only.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,25 +13,10 @@ import pytest
 
 from tests.cluster.cluster import Cluster, FakeCluster, Trial, metrics_of
 from tests.cluster.scenarios import CONST, EVERY_BATCH, LENGTH, ONE_SLOT, PIPELINE, REAL, SHORT, entrypoint
-from tests.harness.command import TIMEOUT_S
-from tests.package import damage
 
 pytestmark = pytest.mark.long(
     "forks and continues on a cluster, from S3; test_follow downloads, cli/test_going_on.py forks"
 )
-
-# What the web UI's "Use in Notebook" says, for a trial of this library; in a folder without anything of the project.
-LOADS = """
-import determined as det
-
-from determined_ds import load_model_from_checkpoint_path
-
-with det.import_from_path("got/code"):
-    load_model_from_checkpoint_path("got", context_dir="got/code")
-    import model_defs.gpt2.model
-
-print(model_defs.gpt2.model.__file__)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -72,31 +54,6 @@ def test_paused_and_activated_with_its_checkpoints_in_s3_it_ends_as_if_it_never_
 ) -> None:
     assert fake.metrics(source) == metrics_of(run_here(CONST, *SHORT))
     assert not list(fake.storage.glob(f"{last(fake, source)}*"))
-
-
-def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
-    cluster: Cluster, source: Trial, tmp_path: Path
-) -> None:
-    """In a fresh process, by its own ``code/``, which its manifest holds, too."""
-    got, checkpoint = tmp_path / "got", cluster.checkpoints(source)[-1]
-    cluster.det("checkpoint", "download", checkpoint.uuid, "-o", got)
-    assert {str(path.relative_to(got)) for path in got.rglob("*") if path.is_file()} == set(checkpoint.files)
-    assert damage(got) is None
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-    def loaded() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", LOADS]
-        return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-
-    done = loaded()
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.splitlines()[-1]).is_relative_to(got / "code")
-    (got / "code/model_defs/gpt2/trial.py").write_text("raise SystemExit('not what was written')")
-    done = loaded()
-    assert done.returncode != 0
-    assert "code/model_defs/gpt2/trial.py has" in done.stderr
 
 
 @pytest.mark.parametrize("by", ["source_trial_id", "source_checkpoint_uuid"])
