@@ -14,15 +14,10 @@ from tests.package import checkpoints, contents, records
 def last_words(run_dir: Path) -> dict[str, Any]:
     """All that a run ends with: its metrics, but for clocks and memory, and what its last checkpoint holds."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    metrics = [
-        (
-            line["group"],
-            line["steps_completed"],
-            {name: value for name, value in line["metrics"].items() if not is_measured(name)},
-        )
-        for line in lines
-    ]
-    return {"metrics": metrics, "states": contents(checkpoints(run_dir)[0])}
+    for line in lines:
+        del line["time"]
+        line["metrics"] = {name: value for name, value in line["metrics"].items() if not is_measured(name)}
+    return {"metrics": lines, "states": contents(checkpoints(run_dir)[0])}
 
 
 def losses_of(run_dir: Path) -> dict[tuple[str, int], float]:

@@ -10,28 +10,18 @@ import signal
 import time
 from typing import Any
 
-import determined as det
 import torch
 import transformers
 
 from determined_ds.transformers import DetCallback, TrainingArguments, init
 
-NUM_SAMPLES, LENGTH, VOCABULARY = 40, 16, 64
+LENGTH, VOCABULARY = 16, 64
 
 
-class Tokens(torch.utils.data.Dataset):
+def tokens(count: int) -> list[dict[str, torch.Tensor]]:
     """Random sequences, the same ones in every process."""
-
-    def __init__(self, count: int) -> None:
-        self.tokens = torch.randint(
-            0, VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(1)
-        )
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+    drawn = torch.randint(0, VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(1))
+    return [{"input_ids": each, "labels": each} for each in drawn]
 
 
 class Killer(transformers.TrainerCallback):
@@ -54,30 +44,17 @@ class Killer(transformers.TrainerCallback):
         self._come_to("torn", state.global_step)
 
 
-def model_of(hparams: dict[str, Any]) -> transformers.PreTrainedModel:
-    """A tiny model with dropout."""
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        attention_dropout=0.1,
-    )
-    return transformers.AutoModelForCausalLM.from_config(config)
-
-
 def main() -> None:
     with init() as core_context:
         args = TrainingArguments(per_device_eval_batch_size=4, disable_tqdm=True)
-        info = det.get_cluster_info()
-        assert info is not None
+        sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
+        heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+        config = transformers.LlamaConfig(**sizes, **heads, attention_dropout=0.1)
         trainer = transformers.Trainer(
-            model=model_of(info.trial.hparams),
+            model=transformers.AutoModelForCausalLM.from_config(config),
             args=args,
-            train_dataset=Tokens(NUM_SAMPLES),
-            eval_dataset=Tokens(12),
+            train_dataset=tokens(40),
+            eval_dataset=tokens(12),
             callbacks=[Killer(), DetCallback(core_context, args)],
         )
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
