@@ -277,7 +277,7 @@ TABLE = (
     row("gpus-only", "activation_checkpointing.cpu_checkpointing compile.deepcompile",  # compile/util.py
         lambda s, c, v: c.accelerator.name == "cpu" and v, "is for GPUs, and DeepSpeed fails without them",
         "run it on GPUs, or set {key} to false"),
-    row("pipeline-timers", "wall_clock_breakdown",  # runtime/pipe/engine.py PipelineEngine._exec_backward_pass
+    row("pipeline-timers", "wall_clock_breakdown flops_profiler.enabled",  # runtime/pipe/engine.py PipelineEngine
         lambda s, c, v: s.pipe_parallel_size > 1 and v, "DeepSpeed starts a timer of a pipeline twice, and fails",
         "remove it: det-ds profile takes a step apart"),
     # ---- DeepSpeed's own monitors

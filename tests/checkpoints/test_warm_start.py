@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoints.strategies import PAIRS, ZERO, Strategy, hyperparameters, trial_class
 from tests.harness.ranks import Ranks
 from tests.interrupted.compared import differences, last_words
-from tests.package import checkpoints, tensors
+from tests.package import checkpoints, records, tensors
 from tests.train.small import fit
 
 STRATEGIES = {
@@ -48,7 +48,7 @@ def same_end(one: Path, other: Path) -> list[str]:
 
 
 def rates(run_dir: Path) -> list[float]:
-    return [metrics["lr"] for group, _, metrics in last_words(run_dir)["metrics"] if group == "training"]
+    return [metrics["lr"] for _, metrics in records(run_dir, "training")]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -71,7 +71,7 @@ def test_all_goes_on_with_optimizer_and_schedule(two_ranks: Ranks, tmp_path: Pat
     two_ranks.run(train, source, ZERO["zero1"], SOURCE)
     two_ranks.run(train, fork, ZERO["zero1"], {}, fork=newest(source), warm_start="all")
     assert rates(fork)[0] > rates(source)[-1]
-    assert [steps for _, steps, _ in last_words(fork)["metrics"]] == [1, 2, 2]
+    assert [steps for steps, _ in records(fork, "training")] == [1, 2]
     steps = {value.item() for (_, state), value in tensors(Path(newest(fork))).items() if state == "step"}
     assert steps == {4.0}
 

@@ -41,7 +41,11 @@ EP: Json = {"expert_parallel": {"enabled": True, "autoep_size": 2}}
 IN_FP32 = {**EP, **BF16, **sums("fp32")}  # which BF16_Optimizer steps, unless it is offloaded
 DEEP = {**zero(1), "compile": {"deepcompile": True}}
 ON_CPU = {"activation_checkpointing": {"cpu_checkpointing": True}}
-COMPILED, TIMED = {"torch_compile": True}, {"wall_clock_breakdown": True}
+COMPILED, TIMED, COUNTED = (
+    {"torch_compile": True},
+    {"wall_clock_breakdown": True},
+    {"flops_profiler": {"enabled": True}},
+)
 HPZ, HP, ZERO, EXPERT = (
     "zero_hpz_partition_size",
     "hyperparameters",
@@ -131,6 +135,7 @@ CASES: dict[tuple[str, str], tuple[Json, ...]] = {
     ("gpus-only", "activation_checkpointing.cpu_checkpointing"): (of(ON_CPU, accelerator=CPU), of(ON_CPU)),
     ("gpus-only", "compile.deepcompile"): (of(DEEP, accelerator=CPU), of(DEEP)),
     ("pipeline-timers", "wall_clock_breakdown"): (of(TIMED, pipe=2), of(TIMED)),
+    ("pipeline-timers", "flops_profiler.enabled"): (of(COUNTED, pipe=2), of(COUNTED)),
     ("logger-secret", "comet.api_key"): each_of({"comet": {"api_key": "secret"}}, {"comet": {"enabled": False}}),
     ("monitor", "wandb.enabled"): each_of(WANDB, {"tensorboard": {"enabled": True}, "csv_monitor": {"enabled": True}}),
 }
