@@ -70,20 +70,19 @@ PAIRS: dict[str, Strategy] = {
 
 
 class Embedding(torch.nn.Module):
-    """Tokens to vectors; the head has the same weight, and where it is ``apart`` a bias of its own."""
+    """Tokens to vectors; the head has the same weight."""
 
-    def __init__(self, apart: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(VOCABULARY, WIDTH))
         self.weight.use_muon = False  # type: ignore[attr-defined]
-        self.bias = torch.nn.Parameter(torch.zeros(WIDTH)) if apart else 0.0
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(tokens, self.weight) + self.bias
+        return torch.nn.functional.embedding(tokens, self.weight)
 
 
 def head(layer: Embedding, x: torch.Tensor) -> torch.Tensor:
-    return (x + layer.bias) @ layer.weight.T
+    return x @ layer.weight.T
 
 
 class Block(torch.nn.Module):
@@ -183,9 +182,8 @@ def trial_class(strategy: Strategy) -> Any:
 
         def build_layers(self) -> list[Any]:
             blocks = [LayerSpec(Block) for _ in range(BLOCKS)]
-            apart = self.context.get_hparams().get("apart", False)
-            end = TiedLayerSpec("tokens", Embedding, apart)
-            return [end, *blocks, TiedLayerSpec("tokens", Embedding, apart, forward_fn=head)]
+            end = TiedLayerSpec("tokens", Embedding)
+            return [end, *blocks, TiedLayerSpec("tokens", Embedding, forward_fn=head)]
 
         def load_weights(self, module: Any) -> None:
             fill(module, self.context.get_hparams())

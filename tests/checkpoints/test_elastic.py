@@ -105,14 +105,3 @@ def test_a_parameter_that_nothing_trains_is_kept(ranks_of: RanksOf, tmp_path: Pa
     ranks_of(1).run(run, ZERO["zero1"], tmp_path, read=there, write=back, untrained=name)
     assert (name, "weight") in tensors(there)
     assert differing(there, back) == []
-
-
-def test_a_tied_layer_that_differs_between_stages_is_resumed_by_the_same_ranks(
-    four_ranks: Ranks, tmp_path: Path
-) -> None:
-    """Of four stages, two have no part of the layer whose bias two others hold with values of their own."""
-    strategy, path = {**ZERO["pipe4"], "apart": True}, tmp_path / "half"
-    whole, *_ = four_ranks.run(run, strategy, tmp_path, write=path, steps=3, then=3)
-    assert not list(path.glob("model0/*.safetensors"))
-    more, *_ = four_ranks.run(run, strategy, tmp_path, read=path, first=3, steps=3)
-    assert more == whole[3:]

@@ -48,8 +48,7 @@ def logits_of(model: Any, kind: str) -> Any:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("data")
-    return {"path": tiny.text_file(folder), "tokenizer": "bytes", "validation_fraction": 0.15}
+    return tiny.text_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.mark.parametrize("case", CASES)

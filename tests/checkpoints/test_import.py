@@ -24,7 +24,7 @@ STILL = {"learning_rate": 0.0, "weight_decay": 0.0}
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return {"path": tiny.text_file(tmp_path_factory.mktemp("data")), "validation_fraction": 0.15}
+    return tiny.text_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -6,28 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
-from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
+from tests.checkpoints.command import checkpoint
 from tests.cli.own_runs import at, result
 from tests.package import checkpoints, reseal
 
 
-def invoke(*words: str | Path) -> Any:
-    done = CliRunner().invoke(main, ["checkpoint", *map(str, words)])
-    assert "Traceback" not in done.output
-    return done
-
-
 def answer(*words: str | Path) -> Any:
-    done = invoke(*words, "--json")
+    done = checkpoint(*words, "--json")
     assert done.exit_code in (0, 1), done.output
     return json.loads(done.stdout)
 
 
 def test_show_names_every_tensor_and_what_a_script_wrote_by_its_files(trained: Path, tmp_path: Path) -> None:
-    shown = invoke("show", trained / "run").stdout
+    shown = checkpoint("show", trained / "run").stdout
     for words in (checkpoints(trained / "run")[0].name, "zero_stage 1, precision fp32", "AdamW", "exp_avg"):
         assert words in shown
     found = answer("show", "best", "--run-dir", trained / "run")
@@ -40,8 +32,8 @@ def test_show_names_every_tensor_and_what_a_script_wrote_by_its_files(trained: P
     (path / "checkpoint-8/optimizer.pt").write_bytes(bytes(2048))
     (path / "metadata.json").write_text('{"steps_completed": 8}')
     reseal(path)
-    assert "checkpoint-8/optimizer.pt" in invoke("show", path).stdout
-    assert "a loop of this library did not write it" in invoke("diff", path, path).stderr
+    assert "checkpoint-8/optimizer.pt" in checkpoint("show", path).stdout
+    assert "a loop of this library did not write it" in checkpoint("diff", path, path).stderr
     (path / "manifest.json").unlink()
     (found,) = answer("verify", path)["checkpoints"]
     assert found["state"] == "unverified", "nothing is called intact that cannot be verified"
@@ -49,7 +41,7 @@ def test_show_names_every_tensor_and_what_a_script_wrote_by_its_files(trained: P
 
 def test_verify_names_damaged_files_and_has_its_exit_code(copied: Path) -> None:
     there = copied / "run"
-    done = invoke("verify", there)
+    done = checkpoint("verify", there)
     assert done.exit_code == 0, done.output
     listed = [line.split()[:2] for line in done.stdout.splitlines()]
     assert listed == [["intact", path.name] for path in checkpoints(there)]
@@ -57,9 +49,9 @@ def test_verify_names_damaged_files_and_has_its_exit_code(copied: Path) -> None:
     file = next(file for file in sorted(damaged.glob("model0/*")) if file.stat().st_size > 5)
     file.write_bytes(b"short")
     (damaged / "trial_state.json").unlink()
-    done = invoke("verify", there, "last", "--run-dir", there)
+    done = checkpoint("verify", there, "last", "--run-dir", there)
     assert (done.exit_code, f"damaged    {damaged.name}" in done.stdout) == (1, True)
-    assert invoke("verify", "last", "--run-dir", there).exit_code == 0
+    assert checkpoint("verify", "last", "--run-dir", there).exit_code == 0
     newest, found, *_ = answer("verify", there)["checkpoints"]
     assert (newest["state"], newest["damages"], found["state"]) == ("intact", [], "damaged")
     assert [each.split()[0] for each in found["damages"]] == [f"model0/{file.name}", "trial_state.json"]
@@ -67,8 +59,8 @@ def test_verify_names_damaged_files_and_has_its_exit_code(copied: Path) -> None:
 
 def test_diff_shows_the_tensors_that_differ(trained: Path) -> None:
     there = trained / "run"
-    equal = invoke("diff", at(there, 6).name, "last", "--run-dir", there)
+    equal = checkpoint("diff", at(there, 6).name, "last", "--run-dir", there)
     assert (equal.exit_code, "all tensors are equal" in equal.stdout) == (0, True), equal.output
-    done = invoke("diff", at(there, 2), there)
+    done = checkpoint("diff", at(there, 2), there)
     assert (done.exit_code, "2 tensors with differences" in done.stdout) == (1, True)
-    assert invoke("diff", there, "nowhere").exit_code == EXIT_CONFIG
+    assert checkpoint("diff", there, "nowhere").exit_code == EXIT_CONFIG

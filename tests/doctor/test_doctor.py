@@ -10,10 +10,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from determined.common import context
 
 from tests.harness.command import DET_DS, ROOT, det_ds
@@ -109,28 +107,6 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     )
     assert not small or "shared memory" in missing
     assert "needed: cpu_adam (zero_optimization.offload_optimizer)" in found["c++"]
-
-
-@pytest.mark.long("an S3 server and three programs; the others look at everything else")
-def test_a_storage_is_tried_and_left_as_it_was(s3: dict[str, Any], tmp_path: Path) -> None:
-    import boto3
-
-    def looked_at(storage: dict[str, Any]) -> tuple[str, bool]:
-        text = BROKEN[: BROKEN.index("resources")] + BROKEN[BROKEN.index("hyperparameters") :]
-        config = yaml.safe_load(text.replace("4096", "8").replace("{enabled: true}", "{enabled: false}"))
-        (tmp_path / "a.yaml").write_text(yaml.safe_dump({**config, "checkpoint_storage": storage}))
-        done = det_ds("doctor", tmp_path / "a.yaml", ".", env=WIDE)
-        assert s3["secret_key"] not in done.stdout + done.stderr
-        found, missing = findings_of(done)
-        return found["storage"], "storage" in missing
-
-    assert not looked_at({**s3, "prefix": "doctor", "save_trial_best": 1})[1]
-    access = {"aws_access_key_id": s3["access_key"], "aws_secret_access_key": s3["secret_key"]}
-    client = boto3.client("s3", endpoint_url=s3["endpoint_url"], region_name="us-east-1", **access)
-    assert "Contents" not in client.list_objects_v2(Bucket=s3["bucket"], Prefix="doctor")
-    text, is_missing = looked_at({**s3, "bucket": "another"})
-    assert is_missing
-    assert "bucket" in text.partition("fix: ")[2]
 
 
 @pytest.mark.long("python -m in a copy of the context; the tests before have the same probes")

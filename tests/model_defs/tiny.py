@@ -35,16 +35,10 @@ TRIALS = {
 }
 
 
-def text_file(folder: Path) -> str:
-    """A text of 64 sequences."""
-    path = folder / "text.txt"
-    path.write_text((ROOT / "LICENSE").read_text()[:2400])
-    return str(path)
-
-
 def text_data(folder: Path) -> dict[str, Any]:
-    """The section ``data`` of a small text, by its bytes."""
-    return {"path": text_file(folder), "tokenizer": "bytes", "validation_fraction": 0.15}
+    """The section ``data`` of a text of 64 sequences, by its bytes."""
+    (folder / "text.txt").write_text((ROOT / "LICENSE").read_text()[:2400])
+    return {"path": str(folder / "text.txt"), "tokenizer": "bytes", "validation_fraction": 0.15}
 
 
 def saved_model(folder: Path, seed: int = 3) -> Path:
@@ -112,11 +106,6 @@ def train(
 def reported(run_dir: Path, *names: str, group: str = "training") -> list[float]:
     """What a run reported under each of these names, in order; under ``loss``, if none is given."""
     return [metrics[name] for name in names or ("loss",) for _, metrics in records(run_dir, group)]
-
-
-def curve(run_dir: Path) -> list[float]:
-    """Losses and norms of a run's steps, and the losses of its validations."""
-    return reported(run_dir, "loss", "grad_norm") + reported(run_dir, "validation_loss", group="validation")
 
 
 def checkpoint(run_dir: Path) -> Path:
