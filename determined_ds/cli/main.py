@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 
 import click
 
-from determined_ds.errors import DeterminedDSError, lines_of_error
+from determined_ds.errors import EXIT_TRAINING_FAILED, DeterminedDSError, lines_of_error
 
 # Command -> the module that has it under its own name, and what it is for, in a line of a narrow terminal.
 COMMANDS = {
@@ -46,6 +47,12 @@ class _Commands(click.Group):
             for line in lines_of_error(error):
                 click.echo(line, err=True)
             sys.exit(error.exit_code)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:  # a reader that went away is click's to handle
+                raise
+            sys.stdout = None  # type: ignore[assignment]  # Python would try to write the rest at its end
+            sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
+            sys.exit(EXIT_TRAINING_FAILED)
 
 
 # An option as it is written here: ``--model_size`` is ``--model-size``.

@@ -37,10 +37,7 @@ class Due:
 
 
 class Schedule:
-    """When a run reports, validates, checkpoints and ends, by the number of batches trained.
-
-    Every period counts from the start of training, whether this process trained those batches or an earlier one.
-    """
+    """When a run reports, validates, checkpoints and ends: every period counts from the start of training."""
 
     def __init__(self, fit: FitOptions, batches_per_epoch: int | None) -> None:
         self._fit, self.batches_per_epoch = fit, batches_per_epoch
