@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -18,14 +19,25 @@ from tests.package import checkpoints
 SEED = 441365315  # what a master draws for the first trial of experiment_seed 0
 
 
+COUNTING = """
+    def on_step_end(self, batch_idx, metrics):
+        import sys
+        print("modules", sum(name.startswith("determined_ds") for name in sys.modules), flush=True)
+"""
+
+
 def test_a_run_shows_plain_lines_and_resumes_from_its_newest_checkpoint_with_every_step_once(
-    tmp_path: Path,
+    own_model: Path, tmp_path: Path
 ) -> None:
     """Four batches by two ranks; then, from the checkpoint at the second, as if it had been killed, to the sixth."""
     run_dir = tmp_path / "run"
-    words = (OWN_MODEL / "experiment.yaml", OWN_MODEL, "--run-dir", run_dir)
-    first = det_ds_program("run", *words, "--set", f"{LENGTH}=4")
+    with (own_model / "trial.py").open("a") as file:
+        file.write(COUNTING)
+    first = det_ds_program(
+        "run", own_model / "experiment.yaml", own_model, "--run-dir", run_dir, "--set", f"{LENGTH}=4"
+    )
     assert (first.returncode, first.stderr) == (0, "")
+    assert {int(count) <= 90 for count in re.findall("modules ([0-9]+)", first.stdout)} == {True}
     shutil.rmtree(checkpoints(run_dir)[0])
     second = run(OWN_MODEL, run_dir, "--resume", sets=[f"{LENGTH}=6"])
     assert second.returncode == 0, second.stderr

@@ -80,13 +80,3 @@ def test_a_trial_is_shown_as_a_run_is_with_each_start_of_its_containers(trial: T
     assert rate == str(trial.hparams["learning_rate"])
     starts = [(each["kind"], each["steps_completed"]) for each in found["launches"]]
     assert starts == [("start", 0), ("restart or resume", 20), ("restart or resume", 30)]
-
-
-@pytest.mark.usefixtures("trial")
-def test_what_cannot_be_read_is_an_error_with_a_fix() -> None:
-    elsewhere = ("--trial", 1, "--master", "http://127.0.0.1:1")
-    for words in (("--trial", 4711), ("--experiment", 4711), elsewhere):
-        done = invoke(*words)
-        assert done.exit_code == 2
-        assert ("DET_MASTER" if words == elsewhere else f"{words[0]} = 4711") in done.stderr
-        assert "fix: " in done.stderr

@@ -192,12 +192,3 @@ def test_an_image_that_does_not_fit_is_refused(
         assert version in done.stderr
     else:
         assert done.stderr == ""
-
-
-def test_it_installs_the_clients_of_the_tools_that_are_named(hook: Hook, first: Path) -> None:
-    """The image has one that is too old, and its pip starts nothing."""
-    as_if_installed(first, "wandb", "0.1.0")
-    for wandb in ({"project": "x"}, False):
-        done = hook(PYTHONPATH=first, DET_HPARAMS=json.dumps({"logging": {"wandb": wandb}}))
-        assert ("installing wandb>=0.20 (here: 0.1.0)" in done.stdout) == bool(wandb), done.stderr
-        assert (done.returncode != 0) == bool(wandb)

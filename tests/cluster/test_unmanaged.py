@@ -60,13 +60,6 @@ def test_a_run_is_reported_and_a_rank_of_a_launcher_that_resumes_it_goes_on_ther
     assert master.experiments[1].config["name"] == "tiny"
 
 
-def test_a_script_is_reported_though_it_finds_the_trial_of_a_cluster(master: Master, tmp_path: Path) -> None:
-    done = run(tmp_path / "run", master.server.url, 0, "--report-to-master", folder=OWN_SCRIPT)
-    assert done.returncode == 0, done.stderr
-    assert "is not reported" not in done.stderr
-    assert_all_is_told(master, tmp_path / "run")
-
-
 def test_it_is_reported_only_where_asked_for_and_a_master_that_is_away_is_one_warning(
     master: Master, tmp_path: Path
 ) -> None:

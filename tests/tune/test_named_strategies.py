@@ -90,15 +90,6 @@ def test_everything_else_of_the_experiment_stays(config: Path, name: str, slots:
         assert made["hyperparameters"] == before["hyperparameters"]
 
 
-def test_names_of_other_libraries_and_shorthands_do_not_contradict_a_strategy() -> None:
-    own = settings(pp_size=1, bf16="true", zero_stage=1, per_device_train_batch_size=2)
-    made, resolved = under_strategy(CONST, "zero3", *own)
-    assert (resolved.zero_stage, resolved.strategy.precision) == (3, "bf16")
-    assert resolved.batch.micro_batch_size == 2
-    gone = {"pp_size", "bf16", "zero_stage", "per_device_train_batch_size"}
-    assert not gone & made["hyperparameters"].keys()
-
-
 def test_the_micro_batch_is_the_largest_up_to_the_experiments_own_that_divides() -> None:
     def micro(global_batch: int, own: int, slots: int) -> int:
         sizes = {"overwrite_deepspeed_args__train_micro_batch_size_per_gpu": own}
@@ -157,18 +148,3 @@ def test_what_cannot_run_is_refused(config: Path, name: str, more: dict[str, Any
     own = settings(global_batch_size=9, overwrite_deepspeed_args__gradient_accumulation_steps=3)
     found = refusals(lambda: under_strategy(config, name, *(own if config is PIPELINE else ()), **more))
     assert any(said in problem.message for problem in found)
-
-
-def test_a_trial_that_makes_its_engine_cannot_be_trained_by_ddp(tmp_path: Path) -> None:
-    """DeepSpeed would train in its place: known before a process is started."""
-    code = "from determined.pytorch.deepspeed import DeepSpeedTrial\nclass Mine(DeepSpeedTrial): ...\n"
-    (tmp_path / "trial.py").write_text(code)
-    config = tmp_path / "own.yaml"
-    experiment = yaml.safe_load((ROOT / "tests/cli/own_model/experiment.yaml").read_text())
-    experiment["entrypoint"] = experiment["entrypoint"].replace("TinyTrial", "Mine")
-    ds_config = {"optimizer": {"type": "Adam", "params": {"lr": 0.1}}}
-    experiment["hyperparameters"]["deepspeed_config"] = {"type": "const", "val": ds_config}
-    config.write_text(yaml.safe_dump(experiment))
-    [problem] = refusals(lambda: under_strategy(config, "ddp"))
-    assert "Mine makes its engine itself" in problem.message
-    assert under_strategy(config, "zero3")[1].zero_stage == 3
