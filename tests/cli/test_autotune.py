@@ -1,9 +1,8 @@
-"""``det-ds autotune`` as it is typed: a real tuning, interrupted and begun anew; and what it refuses."""
+"""``det-ds autotune`` as it is typed: a real tuning, interrupted and begun anew."""
 
 from __future__ import annotations
 
 import contextlib
-import select
 import signal
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import pytest
 import yaml
 
 from determined_ds import load_results
-from determined_ds.errors import EXIT_CONFIG
-from tests.cli.own_runs import invoke
 from tests.harness.command import TIMEOUT_S, Started, det_ds
 from tests.rundir.runs import until
 
@@ -85,25 +82,3 @@ def test_interrupted_it_reports_and_never_selects_what_crashes_or_trains_otherwi
     stage = hyperparameters["deepspeed_config"]["val"]["zero_optimization"]["stage"]
     assert (stage, hyperparameters["global_batch_size"]) == (best.zero_stage, 8)
     assert stage in (1, 3)
-
-
-def test_the_first_line_comes_before_the_model_is_loaded(own_model: Path, tmp_path: Path) -> None:
-    """The trial's module waits as it is imported."""
-    with (own_model / "trial.py").open("a") as file:
-        file.write("\nimport signal\nsignal.pause()\n")
-    words = ["autotune", str(own_model / "experiment.yaml"), str(own_model), *OPTIONS]
-    with contextlib.closing(Started(*words, "--run-dir", str(tmp_path / "tuned"))) as process:
-        assert select.select([process.stdout], [], [], TIMEOUT_S)[0]
-        assert process.stdout.readline().startswith("tiny: autotune in ")
-
-
-def test_a_mistake_is_told_before_anything_starts(own_model: Path, tmp_path: Path) -> None:
-    for option, value, said in (
-        ("--over", "zero_stge", "did you mean zero_stage?"),
-        ("--budget", "soon", "must be a time of 30s or more, or 2 trials"),
-        ("--over", "offload", "left out offload: a CPU has no other memory"),
-    ):
-        done = invoke("autotune", own_model, option, value, "--run-dir", tmp_path / "run")
-        assert done.exit_code == EXIT_CONFIG
-        assert said in done.output
-        assert not (tmp_path / "run").exists()

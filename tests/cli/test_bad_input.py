@@ -17,10 +17,7 @@ RUN = ("experiment.yaml", ".")
 
 # Of an option or a file at fault: what the message says, and the arguments of ``det-ds run``.
 MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "config-missing": (("experiments.yaml", "no such file"), ("experiments.yaml", ".")),
-    "arguments-swapped": (("CONTEXT_DIR = 'experiment.yaml'", "Is a directory"), (".", "experiment.yaml")),
     "accelerator-absent": (("accelerator = 'cuda'", "--accelerator cpu"), (*RUN, "--accelerator", "cuda")),
-    "resume-of-what": (("--resume", "--run-dir"), (*RUN, "--resume")),
     "resume-without-checkpoint": (("no complete checkpoint",), (*RUN, "--resume", "--run-dir", "empty")),
     "run-dir-holds-a-run": (  # an option is taken with underscores, too
         ("--run-dir = 'earlier'", "holds a run already, trained to batch 7", "--resume"),

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
-from tests.harness.checked import findings, reports
+from tests.harness.checked import findings
 
 GOOD = "experiment.yaml"
 
@@ -72,14 +72,6 @@ def test_it_reads_as_a_compiler_does_and_json_says_the_same() -> None:
     assert files[0]["findings"] == [{**place, **problem}]
 
 
-def test_slots_and_set_are_laid_over_every_file() -> None:
-    files = (GOOD, write("other.yaml", name="other"))
-    assert {each.file for each in findings(*files, "--slots", "3")} == {*files}
-    assert findings(GOOD, "--slots", "3", *WRONG) == []
-    (finding,) = findings(GOOD, *WRONG)
-    assert finding.origin == "--set hyperparameters.global_batch_size=9"
-
-
 def test_the_context_is_the_folder_that_has_the_trial(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("deep/er").mkdir(parents=True)
     assert findings(shutil.copy(GOOD, "deep/er/experiment.yaml")) == []  # the current folder has it
@@ -90,11 +82,3 @@ def test_the_context_is_the_folder_that_has_the_trial(here: Path, monkeypatch: p
     assert findings(experiment) == []  # the nearest above the file has it
     assert "no module trial" in "".join(each.message for each in findings(experiment, away))
     assert findings(experiment, here) == [], "as in run, a folder that comes last"
-
-
-def test_what_would_be_sent_is_told_once() -> None:
-    Path(".env").write_text("TOKEN=1\n")
-    told = reports(GOOD, write("other.yaml", name="other"))
-    assert [file["kind"] for file in told] == ["experiment", "experiment", "context"]
-    (finding,) = told[2]["findings"]
-    assert (finding.severity, finding.code, finding.file) == ("warning", "secret", ".env")

@@ -46,16 +46,6 @@ def test_origins_name_the_place() -> None:
     assert origins['"enabled": true'] == "the accelerator: cuda"
 
 
-def test_findings_do_not_disturb_the_mapping_and_what_cannot_run_has_none(own_model: Path) -> None:
-    words = (own_model / "experiment.yaml", own_model, "--accelerator", "cpu", *LR)
-    result = check(*words, "--explain", "--json")
-    assert (result.exit_code, json.loads(result.stdout)["optimizer"]["params"]["lr"]) == (0, 0.01)
-    assert ": warning: hyperparameters.learning_rate = 0.25 (--set " in result.stderr
-    result = check(CONST, "--slots", "3", "--explain")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "is not a multiple of data_parallel_world_size" in result.stderr
-
-
 def test_a_search_is_explained_by_its_middle_point_and_a_check_says_what_will_run() -> None:
     given = json.loads(check(SEARCH, "--explain", "--json").stdout)
     assert given["optimizer"]["params"]["lr"] == pytest.approx(10**-2.75)

@@ -43,16 +43,6 @@ def test_what_must_stay_is_refused_before_a_rank_is_started(trained: Path) -> No
         assert contents(trained / "run") == before
 
 
-def test_another_model_is_refused_in_a_message_and_the_run_is_as_it_was(copied: Path) -> None:
-    edit(copied / "own_model/trial.py", "torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
-    before = contents(copied / "run")
-    sets = [f"{LENGTH}=9", "description=another"]
-    done = run(copied / "own_model", copied / "run", "--resume", sets=sets)
-    assert done.returncode == EXIT_CONFIG, done.stderr
-    assert "': does not fit this model and this optimizer: bias (1,)" in done.stderr
-    assert contents(copied / "run") == before
-
-
 SCHEDULE = """
     def build_scheduler(self, optimizer):
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=self.total_steps)
@@ -98,19 +88,6 @@ def test_a_fork_begins_with_the_weights_and_counts_from_zero(copied: Path) -> No
     assert again.returncode == 0, again.stderr
     assert "  fork " not in again.stdout
     assert steps(copied / "fork") == [1, 2]
-
-
-def test_a_fork_that_cannot_be_is_refused(copied: Path) -> None:
-    source = f"{SOURCE}={checkpoints(copied / 'run')[0]}"
-    for sets, said in (
-        (["searcher.source_trial_id=7"], "names a trial on a cluster"),
-        ([f"{SOURCE}=no-such-uuid"], "there is no such folder"),
-        ([source, "hyperparameters.fit.warm_start=all", AMSGRAD], "optimizer.params.amsgrad = true"),
-    ):
-        words = [word for each in sets for word in ("--set", each)]
-        result = invoke("run", copied / "own_model", "--run-dir", copied / "fork", *words)
-        assert (result.exit_code, said in result.stderr) == (EXIT_CONFIG, True), result.output
-        assert not (copied / "fork").exists()
 
 
 def test_what_another_start_does_not_change_is_not_restarted(own_model: Path) -> None:

@@ -20,7 +20,7 @@ from tests.cli.own_runs import (
     steps,
     steps_of,
 )
-from tests.package import checkpoints, reseal
+from tests.package import checkpoints
 
 
 def be_best(run_dir: Path, batch: int) -> None:
@@ -81,19 +81,6 @@ def test_what_cannot_be_resumed_is_refused_and_nothing_changes(copied: Path) -> 
         assert done.exit_code == EXIT_CONFIG, done.output
         assert said in done.stderr
         assert contents(there) == before
-
-
-def test_weights_alone_are_no_training_to_resume(copied: Path) -> None:
-    """As ``det-ds checkpoint import`` writes them: the key that starts from them is named."""
-    imported = at(copied / "run", 2)
-    for file in (*imported.glob("det_state_dict_rank*"), imported / "load_data.json"):
-        file.unlink()
-    (imported / "trial_state.json").write_text(json.dumps({"batches_trained": 0}))
-    reseal(imported)
-    done = invoke("run", copied / "own_model", "--run-dir", copied / "new", "--resume", imported)
-    assert done.exit_code == EXIT_CONFIG
-    assert "holds weights alone, without the state of a training" in done.stderr
-    assert "searcher.source_checkpoint_uuid=" in done.stderr
 
 
 def test_a_crash_is_restarted_from_the_named_one_until_there_is_a_newer(trained: Path, copied: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from tests.cli.own_runs import LOSS, OWN_MODEL, at, edit, losses, result, same_weights, steps
+from tests.cli.own_runs import LOSS, OWN_MODEL, edit, losses, result, same_weights, steps
 from tests.harness.machines import Machine
 from tests.harness.ranks import ROOT, free_port
 from tests.harness.required import skip_or_fail
@@ -158,20 +158,6 @@ def test_a_rank_that_never_comes_is_named_with_its_machine(
     assert done.returncode == 1, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.programs
-def test_where_torchrun_restarts_an_earlier_checkpoint_is_not_named(copied: Path) -> None:
-    """It would be named again, and what was trained since would be superseded."""
-    words = ["-m", "torch.distributed.run", "--nproc_per_node", "1", "--max_restarts", "1"]
-    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
-    words += ["-m", "determined_ds.cli", "run", copied / "own_model/experiment.yaml", copied / "own_model"]
-    words += ["--run-dir", copied / "run", "--resume", at(copied / "run", 2).name, "--accelerator", "cpu"]
-    done = program(sys.executable, *words)
-    assert "leave --max-restarts out" in done.stderr
-    assert "exitcode: 2" in done.stderr
-    assert steps(copied / "run") == [1, 2, 3, 4, 5, 6]
-    assert not (copied / "run/superseded").exists()
 
 
 @pytest.mark.programs

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
 from tests.cli.own_runs import OWN_SCRIPT, losses, result, steps, steps_of
 from tests.harness.command import Started, det_ds
@@ -108,18 +106,6 @@ def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_sa
     assert (steps(own_script / "run"), steps(own_script / "run", "validation")) == ([1, 2, 3, 4], [2, 4])
     given = json.loads((own_script / "run/deepspeed_config.json").read_text())
     assert given["train_batch_size"] == 8  # its engine's
-
-
-def test_what_cannot_run_is_refused_before_ranks_start(own_script: Path) -> None:
-    script = own_script / "train.py"
-    lines = "from determined.pytorch import deepspeed as det_ds\ndet_ds.init()\n"
-    for before, options, said in (
-        ("", ["--test"], "trains without determined_ds.session()"),
-        (lines, [], "train.py:2: determined.pytorch.deepspeed.init"),
-    ):
-        script.write_text(before + script.read_text())
-        done = CliRunner().invoke(main, [*words(own_script, "", *options), "--accelerator", "cpu"])
-        assert (done.exit_code, said in done.stderr) == (EXIT_CONFIG, True)
 
 
 def test_a_search_runs_a_script_at_each_point_and_leaves_to_it_what_it_decides(own_script: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ``det-ds search`` refuses, in words and before any process is started; and how it shares a machine out."""
+"""``det-ds search``: how it shares a machine out, begins its trials, and is resumed as the same search."""
 
 from __future__ import annotations
 
@@ -43,26 +43,6 @@ def refused(done: Result, *said: str) -> None:
     assert done.exit_code == 2, done.output
     for words in (*said, "fix: "):
         assert words in done.output, done.output
-
-
-@pytest.mark.parametrize(
-    ("sets", "said"),
-    [
-        (("hyperparameters.overwrite_deepspeed_args=null",), ("searches nothing", "or use single")),
-        (
-            ("searcher.metric=accuracy", "hyperparameters.global_batch_size=7", "x=1"),
-            ("write validation_loss", "global_batch_size = 7", "x (--set x=1): unknown key"),
-        ),
-        (
-            ("resources.slots_per_trial=4096", "hyperparameters.global_batch_size=32768"),
-            ("slots_per_trial = 4096", "this machine carries"),
-        ),
-    ],
-)
-def test_what_is_wrong_is_said_at_once_and_nothing_starts(
-    sets: tuple[str, ...], said: tuple[str, ...], searched: Path
-) -> None:
-    refused(search(searched, sets=sets), *said)
 
 
 def test_trials_begin_with_the_weights_of_a_fork(trained: Path, searched: Path) -> None:
