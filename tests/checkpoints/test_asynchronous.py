@@ -30,7 +30,7 @@ BATCHES = 6
 def train(
     run_dir: Path,
     *,
-    asynchronous: bool | None = True,
+    asynchronous: bool = True,
     end_at: int = 5,
     stage: int = 1,
     own_save: bool = False,
@@ -160,15 +160,6 @@ def test_where_one_cannot_be_written_all_ranks_stop_with_the_cause(
             assert "rank 1: PermissionError: [Errno 13] Permission denied: 'there'\n  fix: " in seen["error"]
             assert max(seen["sealed_by"]) < BATCHES
     assert not list(tmp_path.glob("checkpoints/*"))
-
-
-@pytest.mark.parametrize(("asynchronous", "tests", "aside"), [(None, False, 0), (True, True, 1)])
-def test_a_small_one_is_written_at_once_and_a_test_run_writes_as_training_would(
-    asynchronous: bool | None, tests: bool, aside: int, one_rank: Ranks, tmp_path: Path
-) -> None:
-    [seen] = one_rank.run(train, tmp_path, asynchronous=asynchronous, end_at=1, test_mode=tests)
-    assert (seen["error"], seen["aside"]) == ("", aside)
-    assert saved_steps(tmp_path) == ([1] if tests else [3, 6])
 
 
 @pytest.mark.parametrize("trouble", ["", "gone"])

@@ -68,21 +68,3 @@ def test_what_one_lacks_and_what_has_another_form_is_said(tmp_path: Path) -> Non
     found = [(each["tensor"], each["state"]) for each in between(tmp_path, left, right)]
     of_embedding = [("embedding", "weight"), ("embedding", "exp_avg_sq")]
     assert found == [*of_embedding, ("bias", ""), ("count", "weight"), ("new", "")]
-
-
-def test_an_optimizers_copy_and_fp32_weights_stand_for_each_other_and_a_tied_weight_has_each_name(
-    tmp_path: Path,
-) -> None:
-    """As where one was trained with ZeRO and the other without; ZeRO 3 keeps the copy alone."""
-    copy = {"fp32": ("F32", VALUES)}
-    forms = ((single(VALUES), single(VALUES) | {"fp32": ("F32", VALUES + 1)}, ["fp32"]),)
-    forms += ((copy, single(VALUES, "BF16") | copy, []), (copy, single(VALUES), []))
-    for number, (one, other, differing) in enumerate(forms):
-        assert [
-            each["state"] for each in between(tmp_path / f"{number}", {"w": one}, {"w": other})
-        ] == differing
-    tied = made(tmp_path / "tied", {"embedding": single(VALUES)}, aliases={"head": "embedding"})
-    apart = made(tmp_path / "apart", {"embedding": single(VALUES), "head": single(VALUES + 1)})
-    for left, right in ((tied, apart), (apart, tied)):
-        (found,) = differences(left, right)
-        assert found["num_elements"] == 35

@@ -24,14 +24,6 @@ def harmful(file: Path) -> None:
     torch.save(Harmful(), file)
 
 
-def of_something_else(file: Path) -> None:
-    torch.save({"groups": []}, file)
-
-
-def of_a_later_version(file: Path) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 9}))
-
-
 def piece(position: int, value: Any) -> Callable[[Path], None]:
     """Another value in the first piece of a tensor: file, offset, start or count."""
 
@@ -48,14 +40,11 @@ STATE, INDEX = "trial_state.json", "model0/index.json"
 # A file, what is done to it (or what it holds then), and what is said of it.
 CASES: dict[str, tuple[str, Any, str]] = {
     "junk": (SETTINGS, b"junk", "settings_stage0.pt is not what torch.save wrote"),
-    "settings of something else": (SETTINGS, of_something_else, "does not hold the settings of an engine"),
     "harmful settings": (SETTINGS, harmful, "could run code, and is not loaded"),
     "a part that is missing": (PART, Path.unlink, "det_state_dict_rank0.pth is missing"),
     "a harmful part": (PART, harmful, "could run code, and is not loaded"),
-    "a list": (STATE, b"[1]", "it does not say batches_trained"),
     "words for a number": (STATE, b'{"batches_trained": "4"}', "batches_trained = '4'"),
     "half an index": (INDEX, b'{"version": 1', "index.json cannot be read: Invalid JSON"),
-    "an index of a later version": (INDEX, of_a_later_version, "index.json cannot be read: version: "),
     "slices outside": (INDEX, piece(0, "../det_state_dict_rank0.pth"), "is not the name of a file in this"),
     "slices with a gap": (INDEX, piece(2, 1), "lacks elements 0 to 1 of weight (weight)"),
     "slices behind the end": (INDEX, piece(1, 10**9), "ends before elements 0 to "),

@@ -86,10 +86,3 @@ def test_other_slots_another_strategy_and_optimizer_take_the_same_weights(
     one_rank.run(train, fork, ZERO["zero1"], other, fork=newest(source))
     one_rank.run(train, anew, ZERO["zero1"], {**other, "begin_with": newest(source)})
     assert same_end(fork, anew) == []
-
-
-def test_another_model_is_refused(one_rank: Ranks, tmp_path: Path) -> None:
-    one_rank.run(train, tmp_path / "pair", PAIRS["1 and 1"], SOURCE)
-    fork = newest(tmp_path / "pair")
-    with pytest.raises(AssertionError, match="it holds 2 engines, and this trial has 1"):
-        one_rank.run(train, tmp_path / "a", ZERO["zero1"], {}, fork=fork)

@@ -98,15 +98,6 @@ def test_several_numbers_become_one_as_in_determineds_validation(two_ranks: Rank
             assert report[f"{kind.name} {at}"] == pytest.approx(float(theirs["metric"]))
 
 
-def test_what_cannot_be_declared_is_refused_on_all_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
-    for said, given in {
-        "'mena', which is not reported": ({**DECLARED, "mena": "mean"},),
-        "a row for each": ({**DECLARED, "mean": joined},),
-        "without evaluation_reducer": (DECLARED, Reducer.SUM),
-    }.items():
-        assert all(said in refused for refused in two_ranks.run(validate, tmp_path, good, *given))
-
-
 def train(run_dir: Path) -> tuple[list[Any], list[str]]:
     """In a rank: metrics of every kind, some of one rank alone; what a step ends with, and what is refused."""
     from determined_ds import TrainingError
