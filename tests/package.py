@@ -578,14 +578,6 @@ def show_signs_all_the_time() -> None:
     watch.INTERVAL_S = 0.01
 
 
-def damage_seen_by_ranks(checkpoint: Path) -> str | None:
-    """What ranks find wrong with a checkpoint that are started by this process, in which :func:`damage` has read it."""
-    from determined_ds.checkpoints.files import VERIFIED, verified_here
-
-    with mock.patch.dict(os.environ, {VERIFIED: verified_here()}):
-        return damage_of(checkpoint)
-
-
 def uploaded_to(storage: Mapping[str, Any]) -> Any:
     """In this rank, checkpoints are uploaded beside training as on a cluster whose ``checkpoint_storage`` this is."""
     from types import SimpleNamespace

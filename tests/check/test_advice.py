@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from determined_ds.cli.main import main
 from tests.harness.checked import findings
 
 # The comments name what is found in their lines.
@@ -80,13 +78,3 @@ def test_each_line_that_has_to_change_is_named_with_its_fix(text: str, tmp_path:
         (number, code) for number, line in lines for code in line.partition("  # ")[2].split()
     }
     assert all(each.message and each.fix for each in found)
-
-
-def test_it_ends_with_the_command_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("import determined as det\ndet.core.init()\n")
-    Path("ds.json").write_text('{"train_batch_size": 8}')
-    done = CliRunner().invoke(main, ["check", "train.py"])
-    assert done.exit_code == 0
-    assert "train.py: run it with: det-ds run train.yaml .\n" in done.stdout
-    assert "python3 train.py, hyperparameters: {deepspeed_config: ds.json}," in done.stdout

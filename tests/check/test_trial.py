@@ -85,30 +85,4 @@ def test_what_an_entrypoint_names_is_there_and_can_run(
     assert all(said in f"{each.code}: {each.message}; {each.fix}" for each in found)
 
 
-SCRIPT = "entrypoint=python3 train.py"
-BATCH = "hyperparameters.global_batch_size=9"  # on two slots
-OLD_FORM = "entrypoint=python3 -m determined.launch.deepspeed --trial trial:T"
-LENGTH = ["searcher.max_length={batches: 7}", "min_validation_period={batches: 3}"]
 NO_FIT, LOGS = "hyperparameters.fit=null", "hyperparameters.logging={wandb: {project: x}}"
-AS_WORDS = "entrypoint=[python3, train.py]"
-VARIABLES = "environment.environment_variables"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "found"),
-    [
-        # A script may decide what is not stated; what is stated is checked, and what its code cannot honour.
-        ([AS_WORDS, BATCH, NO_FIT], ["error batch hyperparameters.global_batch_size"]),
-        ([SCRIPT, "hyperparameters.deepspeed_config=null"], ["note left-open entrypoint"]),
-        ([SCRIPT, LOGS], ["warning logger-script hyperparameters.logging"]),
-        # A trial in Determined's own form is checked like ours, and trains as long as its searcher says.
-        ([OLD_FORM, NO_FIT, *LENGTH], ["warning deprecated-key entrypoint"]),
-        # Variables that a launch sets, and devices that are none.
-        ([f"{VARIABLES}=[RANK=3, A=1]"], [f"warning environment-variables {VARIABLES}.0"]),
-    ],
-)
-def test_this_is_found(tmp_path: Path, overrides: list[str], found: list[str]) -> None:
-    (tmp_path / "train.py").write_text("import deepspeed\n")
-    options = [word for override in overrides for word in ("--set", override)]
-    every = report_of(tmp_path, options=tuple(options))["findings"]
-    assert sorted(f"{each.severity} {each.code} {each.key}" for each in every) == found

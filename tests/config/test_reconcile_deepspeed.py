@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from determined_ds import Accelerator, ConfigError, Problem
 from tests.config.deciding import AUTO, Json, optimizer, read_by_deepspeed, scheduler, told, zero
-from tests.package import CPU, CUDA, OLD_CUDA, decide, refusals, rules
+from tests.package import CPU, CUDA, OLD_CUDA, decide, rules
 
 SMALL = st.sampled_from([1, 2, 3, 4, 8])
 ENABLED = st.sampled_from([True, False, AUTO])
@@ -91,38 +91,6 @@ def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(data: st.DataObj
     assert theirs.bfloat16_config.enabled == given.get("bf16", {}).get("enabled", False)
 
 
-def test_one_error_names_every_mismatch_once() -> None:
-    """Of what would follow from a wrong size nothing is said."""
-    hp = """
-global_batch_size: 9
-data_parallel_world_size: 3
-pipe_parallel_size: 2
-overwrite_deepspeed_args: {zero_optimization: {stage: 2}}
-fit: {max_lenght: {batches: 1}}
-"""
-    ds = """{
-"train_micro_batch_size_per_gpu": 2,
-"zero_optimisation": {},
-"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}, "overlap_comm": "yes"},
-"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_max_lr": 1}},
-"sparse_attention": {},
-"fp16": {"enabled": true}
-}"""
-    problems = refusals(lambda: decide(hp, ds, slots=4))
-    assert sorted((problem.key, problem.code, problem.origin) for problem in problems) == [
-        ("fp16.enabled", "fp16-unsupported", "ds.json:7"),
-        ("hyperparameters.data_parallel_world_size", "topology", "hp.yaml:3"),
-        ("hyperparameters.fit.max_lenght", "unknown-key", "hp.yaml:6"),
-        ("hyperparameters.global_batch_size", "batch", "hp.yaml:2"),
-        ("scheduler.params.warmup_num_steps", "auto-undetermined", "ds.json:5"),
-        ("sparse_attention", "removed-key", "ds.json:6"),
-        ("zero_optimisation", "unknown-key", "ds.json:3"),
-        ("zero_optimization.offload_param", "offload-param-stage", "ds.json:4"),
-        ("zero_optimization.overlap_comm", "wrong-type", "ds.json:4"),
-        ("zero_optimization.stage", "pipeline-zero-stage", "overwrite_deepspeed_args, hp.yaml:5"),
-    ]
-
-
 SIZES, FACTORS, HUGE = st.integers(1, 48), st.integers(1, 12), st.integers(1, 2**31 - 1)
 MANY = Accelerator(name="cuda", num_devices=10**18, bf16=True, fp16=True)
 TOTAL, MICRO, STEPS = "global_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -182,8 +150,3 @@ def test_degrees_divide_the_slots_or_are_refused(slots: int, sizes: tuple[int, .
             assert (wrong is None) == (replicas * per_replica == slots)
     else:
         assert (problem.key, problem.value) == ("slots_per_trial", slots)
-
-
-@given(st.dictionaries(st.sampled_from((TOTAL, MICRO, STEPS, *DEGREES, "pipe_chunks")), HUGE), HUGE)
-def test_no_number_is_too_large_to_decide(numbers: Numbers, slots: int) -> None:
-    problem_of("topology", numbers, slots)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from determined.common import context
 
 from tests.harness.command import DET_DS, ROOT, det_ds
 
@@ -109,25 +106,6 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     assert "needed: cpu_adam (zero_optimization.offload_optimizer)" in found["c++"]
 
 
-@pytest.mark.long("python -m in a copy of the context; the tests before have the same probes")
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-def test_in_a_task_it_runs_from_the_context_directory(tmp_path: Path) -> None:
-    """As ``det cmd run --context . --include CONFIG 'python3 -m determined_ds.doctor CONFIG'``."""
-    for file in context.read_v1_context(ROOT, [ROOT / "experiments/gpt2/const.yaml"]):
-        if file.type == ord("0"):
-            path = tmp_path / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(base64.b64decode(file.content or ""))
-    assert not (tmp_path / "determined_ds/cli").exists()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"DET_MASTER": "http://127.0.0.1:9", "DET_TASK_ID": "1"}
-
-    words = [sys.executable, "-m", "determined_ds.doctor", "const.yaml", "--accelerator", "cpu"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "torch" not in findings_of(done)[1]
-
-
 def test_products_and_collectives_are_measured_between_two_ranks() -> None:
     done = det_ds("doctor", "--measure", env={"COLUMNS": "120"})
     assert done.returncode == 0, done.stderr
@@ -139,16 +117,3 @@ def test_products_and_collectives_are_measured_between_two_ranks() -> None:
         map(float, ms.split()), speeds.split(), (1, 0.5, 0.5, 0.5, 1, 1), strict=True
     ):
         assert float(speed) == pytest.approx(share * 1024 / time_ms / 1e6, rel=0.02)
-
-
-def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None:
-    config = tmp_path / "a.yaml"
-    config.write_text(BROKEN.replace("global_batch_size: 4096", "global_batch_size: 5"))
-    for words, message in (
-        ([config], "global_batch_size = 5"),  # refused as by run
-        (["--measure", "--slots", "100000"], "--slots = 100000: this machine has"),
-        (["--slots", "2"], "--slots is for --measure"),
-    ):
-        done = det_ds("doctor", *words)
-        assert (done.returncode, done.stdout, message in done.stderr) == (2, "", True), done.stderr
-        assert "Traceback" not in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,19 +48,6 @@ def test_an_entrypoint_names_its_trial_or_script() -> None:
         found = experiment({"entrypoint": entrypoint}).entrypoint
         kind = "script " if found.is_script else "legacy " if found.is_legacy else ""
         assert kind + " ".join(found.words) == expected
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "fix"),
-    [
-        (None, FORM),
-        ("pip install x && python3 train.py", "startup-hook.sh"),
-        ("torchrun --nproc_per_node 2 train.py", "slots_per_trial"),
-        (f"{LAUNCH}torch_distributed --nnodes 1 python3 a.py", "-- python3"),
-    ],
-)
-def test_any_other_entrypoint_is_refused_with_the_form(entrypoint: Any, fix: str) -> None:
-    assert fix in refusal(lambda: experiment({"entrypoint": entrypoint})).fix
 
 
 BASE = f"""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.harness.ranks import ROOT
-from tests.memory.estimates import estimate, resolved, settings
+from tests.memory.estimates import estimate, resolved
 from tests.package import bytes_per_rank
 
 
@@ -41,20 +38,3 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
     index, size = next((i, row["largest_micro_batch"]) for i, row in enumerate(rows) if row["fits"])
     fits = [estimate(*model, "--micro-batch-size", size + n)["strategies"][index]["fits"] for n in (0, 1)]
     assert fits == [True, False]
-
-
-def test_every_way_to_recompute_activations_saves_as_much_memory() -> None:
-    def row(*words: str, **hyperparameters: Any) -> dict[str, Any]:
-        large = settings(sequence_length=1024, model_size="small", **hyperparameters)
-        pipeline = ROOT / "experiments" / "gpt2" / "pipeline.yaml"
-        return dict(estimate(pipeline, ROOT, *large, *words)["strategies"][0])
-
-    without = row(overwrite_deepspeed_args__activation_checkpointing__partition_activations=True)
-    recomputed = [
-        row(activation_checkpointing=True),
-        row(overwrite_deepspeed_args__pipeline__activation_checkpoint_interval=1),
-    ]
-    assert not without["activation_checkpointing"]  # options of it turn nothing on
-    assert all(found["activation_checkpointing"] for found in recomputed)
-    assert len({found["activations_bytes"] for found in recomputed}) == 1
-    assert recomputed[0]["activations_bytes"] < 0.5 * without["activations_bytes"]

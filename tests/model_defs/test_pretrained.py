@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from torch import nn
 
 from model_defs.bert import model as bert
 from model_defs.causal_lm.config import check_fit, check_sliced, read_config
-from model_defs.causal_lm.lora import LoraOptions, parse_lora
-from model_defs.causal_lm.model import build_model, check_masks
+from model_defs.causal_lm.model import check_masks
 from model_defs.common.classifier import build_classifier, classifier_config
 from model_defs.gpt2 import model as gpt2
 from model_defs.gpt2.pretrained import load_pretrained
 from model_defs.vit import model as vit
-from tests.harness.ranks import Ranks
 from tests.model_defs import tiny
 from tests.package import refusal
 
@@ -94,15 +91,6 @@ def test_gpt2_in_shards_and_by_its_first_names(saved: dict[str, Path], tmp_path:
                 assert torch.equal(parameter, trained.state_dict()[name]), name
 
 
-def test_a_checkpoint_that_is_not_there_or_of_another_model(saved: dict[str, Path], tmp_path: Path) -> None:
-    for build in (built_vit, built_bert, lambda source: next(loaded_gpt2(source))):
-        found = refusal(lambda build=build: build(tmp_path))
-        assert (found.key, found.value) == ("hyperparameters.pretrained", str(tmp_path))
-    assert "'bert'" in refusal(lambda: built_vit(saved["bert"])).message
-    long = refusal(lambda: built_bert(saved["bert"], sequence_length=513))
-    assert long.fix == "sequence_length: 512"
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "wrong", "said"),
     [
@@ -133,29 +121,3 @@ def test_what_would_train_otherwise_is_refused() -> None:
     with torch.device("meta"):
         own_masks = transformers.BloomForCausalLM(transformers.BloomConfig())
     assert refusal(lambda: check_masks(own_masks)).key == "hyperparameters.sequence_parallel_size"
-
-
-def test_a_search_has_the_targets_of_lora_beside_it() -> None:
-    """A master draws two of one mapping in random order."""
-    beside = parse_lora({"lora": {"r": 4}, "target_modules": ["q_proj"]})
-    assert beside == LoraOptions(r=4, target_modules=["q_proj"])
-
-
-def refused_in_rank(folder: Path) -> list[Any]:
-    """Of a rank that loads the weights whole, and under ZeRO 3."""
-    import deepspeed
-
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    config = read_config(str(folder), None, vocab_size=256)
-    zero3 = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}
-    how = {"seed": 0, "dtype": torch.float32}
-    return [refusal(lambda z=z: build_model(config, str(folder), zero3=z, **how)) for z in (None, zero3)]
-
-
-def test_every_rank_refuses_weights_that_do_not_load(two_ranks: Ranks, tmp_path: Path) -> None:
-    tiny.saved_model(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
-    for found in two_ranks.run(refused_in_rank, tmp_path):
-        assert {problem.key for problem in found} == {"hyperparameters.model"}
-        assert all("48" in problem.message for problem in found)

@@ -18,16 +18,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from model_defs.bert import data as bert
-from model_defs.common import text
 from model_defs.common.files import split
 from model_defs.common.images import find_images
 from model_defs.common.rows import read_rows
-from model_defs.common.sections import parse_section
 from model_defs.common.text import load_text
-from model_defs.dcgan import data as dcgan
 from model_defs.drivable_vit import data as drivable_vit
 from model_defs.vit import data as vit
-from tests.package import refusal, refusals
+from tests.package import refusal
 
 WORDS = ["<unk>", "<eos>", "one", "two", "three", "four"]
 
@@ -44,17 +41,6 @@ def save_tokenizer(folder: Path, **special_tokens: str) -> str:
 def write_rows(path: Path, *rows: dict[str, Any]) -> str:
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
-
-
-@pytest.mark.parametrize("kind", [each.DataConfig for each in (bert, text, dcgan, drivable_vit, vit)])
-def test_every_wrong_key_of_a_section_is_reported_with_a_right_value(kind: Any) -> None:
-    wrong = {"path": "", "validation_fraction": 1.0, "pth": "x"}
-    found = refusals(lambda: parse_section(kind, wrong, section="data"))
-    assert [(problem.key, problem.value) for problem in found] == [(f"data.{k}", v) for k, v in wrong.items()]
-    fraction = f"data.validation_fraction: {kind().validation_fraction}"
-    assert [found[0].fix, found[1].fix] == ["data.path: null", fraction]
-    assert "did you mean path?" in found[2].fix
-    assert refusal(lambda: parse_section(kind, ["path"], section="data")).key == "data"
 
 
 @given(names=st.sets(st.text(), min_size=2, max_size=40), fraction=st.floats(0.001, 0.999))
@@ -120,17 +106,6 @@ def test_rows_of_tables_and_text_files(tmp_path: Path) -> None:
     assert [row.label for row in read_rows(str(tmp_path / "y.csv"), label="label")] == ["yes", "NA"]
 
 
-def test_what_is_no_text_is_named(tmp_path: Path) -> None:
-    for name, content, said in (
-        ("a.txt", b"na\xefve", "byte 0xef in position 2"),
-        ("a.jsonl", b'{"text": "x"}\n{"body": "y"}\n', "row 2: 'text' is None"),
-    ):
-        (tmp_path / name).write_bytes(content)
-        found = refusal(lambda name=name: read_rows(str(tmp_path / name)))
-        assert (found.key, found.value) == ("data.path", str(tmp_path / name))
-        assert said in found.message
-
-
 def test_no_text_is_on_both_sides_of_a_validation(tmp_path: Path) -> None:
     data, again = load_text({}, 128), load_text(None, 128)  # bytes of the standard library
     assert (data.vocab_size, data.train.tokens_N.dtype, len(data.validation)) == (256, np.uint8, 512)
@@ -194,20 +169,6 @@ def test_images_of_train_and_val_or_split_by_names(tmp_path: Path) -> None:
     assert (refused.key, refused.value) == ("data.path", f"{both}/val/c/1.png")
 
 
-def test_digits_are_varied_in_training_alone() -> None:
-    data, plain = vit.load_images(None), vit.Normalization()
-    assert (data.classes, len(data.train) + len(data.validation)) == (list("0123456789"), 1797)
-    varied, still = (
-        vit.Images(data.train, 16, plain, data.augmentation),
-        vit.Images(data.validation, 16, plain),
-    )
-    pixels_CHW, label = varied[0]
-    assert (pixels_CHW.shape, label) == ((3, 16, 16), data.train[0][1])
-    assert -1 <= pixels_CHW.min() < pixels_CHW.max() <= 1
-    assert torch.equal(still[0][0], still[0][0])
-    assert not torch.equal(varied[0][0], varied[0][0])
-
-
 @pytest.fixture
 def frames(tmp_path: Path) -> Path:
     """Scenes of some moments; an image tells its scene, moment and view by its colour."""
@@ -240,10 +201,3 @@ def test_windows_of_frames(frames: Path) -> None:
     (frames / "val/c").rename(frames / "train/c")
     split_by_scene = load_frames(frames / "train", num_moments=1)
     assert sorted([len(split_by_scene.train), len(split_by_scene.validation)]) in ([2, 7], [4, 5])
-
-
-def test_a_mask_of_another_size_is_named(frames: Path) -> None:
-    Image.new("L", (6, 4)).save(frames / "train/b/000/front_mask.png")
-    found = refusal(lambda: load_frames(frames))
-    assert "is of (6, 4) pixels" in found.message
-    assert str(found.value).startswith(str(frames))

@@ -12,7 +12,6 @@ import torch
 import transformers
 
 from determined_ds import load_model_from_checkpoint_path
-from determined_ds.errors import DeterminedDSError
 from tests.harness.ranks import ROOT, Ranks, RanksOf
 from tests.model_defs.tiny import (
     MODEL_CONFIG,
@@ -292,16 +291,3 @@ def test_experts_load_in_plain_hugging_face(ranks_of: RanksOf, data: dict[str, A
     with torch.no_grad():
         assert torch.equal(plain(tokens_BT).logits, models[0](tokens_BT).logits)
         assert torch.allclose(plain(tokens_BT).logits, models[1](tokens_BT).logits, atol=1e-4)
-
-
-def refused(run_dir: Path, data: dict[str, Any]) -> str:
-    """In each rank: why experts with adapters do not train."""
-    hparams = {**hyperparameters("mixtral", 1, **EXPERTS), "lora": {"r": 4}}
-    with pytest.raises(DeterminedDSError) as caught:
-        train(run_dir, hparams, data, 1)
-    return str(caught.value)
-
-
-def test_what_would_mix_experts_is_refused(two_ranks: Ranks, data: dict[str, Any], tmp_path: Path) -> None:
-    for said in two_ranks.run(refused, tmp_path, data):
-        assert "would replace its adapters by layers without them" in said

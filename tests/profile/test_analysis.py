@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.cli.main import main
 from tests.package import profile_of
 
 MAIN, OTHER, STREAM = 100, 200, 7  # two threads of the host, and a stream of a GPU
@@ -157,26 +155,6 @@ def test_parts_are_disjoint_and_add_up_to_the_steps(ranges: Any, kernels: Any, t
         assert step["overlapped_s"] <= total_s + 1e-9
     for before, after in itertools.pairwise(rank["steps"]):
         assert before["end_us"] <= after["begin_us"]
-
-
-def test_means_are_over_steps_and_the_ranks_that_are_there(tmp_path: Path) -> None:
-    for rank, data in ((0, 10), (2, 30)):
-        write(tmp_path, f"data 0-{data}", [(0, 100), (100, 200)], rank=rank, ranks=3)
-    profile = profile_of(tmp_path)
-    assert [rank["rank"] for rank in profile["ranks"]] == [0, 2]
-    assert profile["seconds"]["data"] == pytest.approx(10e-6)
-    assert profile["ranks"][1]["seconds"]["data"] == pytest.approx(15e-6)
-    assert profile["step_s"] == profile["ranks"][0]["clock_s"] == pytest.approx(100e-6)
-    assert len(profile["warnings"]) == 1
-    assert "1 of 3 ranks are missing (1)" in profile["warnings"][0]
-
-
-@pytest.mark.parametrize("content", [None, b"[1, 2]", b"\x1f\x8bdamaged"])
-def test_what_is_not_a_trace_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "rank0.json.gz").write_bytes(content)
-    done = CliRunner().invoke(main, ["profile", str(tmp_path)])
-    assert (done.exit_code, "fix: " in done.stderr) == (2, True), done.output
 
 
 PIPELINE = {"pipe_parallel_size": 2, "accumulation": 2}

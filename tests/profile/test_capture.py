@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import statistics
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 from tests.harness.ranks import Ranks
-from tests.package import profile_of, records
+from tests.package import profile_of
 from tests.trial.regression import train, trial_class
 
 PROFILE = {"wait": 2, "warmup": 1, "active": 3}
@@ -122,26 +120,4 @@ def test_a_transformers_step_has_the_operations_of_the_formula(one_rank: Ranks, 
     assert profile_of(tmp_path)["ranks"][0]["flops"] == TRANSFORMER
 
 
-ASKED = {"memory_breakdown": True, "wall_clock_breakdown": True}
 ASKED |= {"flops_profiler": {"enabled": True, "profile_step": 2}}
-
-
-def printed(run_dir: Path, asked: dict[str, Any]) -> str:
-    """In a rank: train some batches, with a validation between them; what was printed."""
-    from determined.pytorch import Batch
-
-    zero, optimizer = {"stage": 3}, {"type": "AdamW", "params": {"lr": 0.01}}
-    ds_config = {"gradient_accumulation_steps": 2, "zero_optimization": zero, "optimizer": optimizer, **asked}
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        train(run_dir, trial_class(""), {"deepspeed_config": ds_config}, steps=6, validation_period=Batch(2))
-    return out.getvalue()
-
-
-def test_deepspeeds_instruments_that_a_json_switches_on_print_and_change_nothing(
-    two_ranks: Ranks, tmp_path: Path
-) -> None:
-    two_ranks.run(printed, tmp_path / "plain", {})
-    text, _ = two_ranks.run(printed, tmp_path / "asked", ASKED)
-    assert all(word in text for word in ("time (ms)", "Max_MA"))
-    plain, asked = (records(tmp_path / name, "training") for name in ("plain", "asked"))
-    assert [each["loss"] for _, each in plain] == [each["loss"] for _, each in asked]

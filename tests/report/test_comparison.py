@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -74,18 +72,6 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert path.read_text() == text
 
 
-def test_csv_has_a_line_for_each_row(tmp_path: Path) -> None:
-    found = results(*comparison(), failed("odd", reason='a "b",\r\nc'))
-    text = write_report(found, tmp_path, page=False)[1].read_bytes().decode()
-    lines = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
-    names = [(row.name, row.status) for row in found.rows]
-    assert [(each["name"], each["status"]) for each in lines] == names
-    assert float(lines[0]["step_median_s"]) == found.rows[0].median_step_seconds
-    assert float(lines[4]["scaling_efficiency"]) == found.scaling_efficiency(found.rows[4])
-    assert (lines[2]["reason"], lines[2]["step_median_s"]) == ("it asked for 2 GiB", "")
-    assert lines[-1]["reason"] == 'a "b", c'
-
-
 def test_the_table_has_a_line_a_row_fits_the_terminal_and_says_why_a_row_has_no_numbers() -> None:
     hostile = [row("[red]a[/red]\x1b[2J"), failed("b", reason="[/]\nTraceback")]
     for columns in (60, 200):
@@ -101,18 +87,6 @@ def test_the_table_has_a_line_a_row_fits_the_terminal_and_says_why_a_row_has_no_
 
 def page_of(found: Results, folder: Path) -> Page:
     return Page(write_report(found, folder)[-1].read_text())
-
-
-def test_the_page_says_what_was_run_with_every_row_each_reason_and_its_pictures(tmp_path: Path) -> None:
-    page = page_of(results(*comparison()), tmp_path)
-    assert "det-ds compare experiments/gpt2/const.yaml . --strategies zero0,zero1" in page.texts["dd"]
-    _, *shown = page.rows
-    assert [cells[0].split()[0] for cells in shown] == [each["name"] for each in comparison()]
-    assert shown[2][2:] == ["out of memory it asked for 2 GiB"]
-    for number in ("245.0", "130.6", "1.69x", "16,718", "90.8 %", "700.0", "3.1500"):
-        assert number in " ".join(shown[4])
-    named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
-    assert named == ["throughput", "memory", "loss", "schedules"]
 
 
 def fast(name: str = "zero1", *steps: float) -> dict[str, Any]:

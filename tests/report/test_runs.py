@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from tests.harness.browser import chromium
 from tests.report.pages import EVIL, Page
-from tests.report.recorded import BEGAN, course, launch, line, recorded, training
+from tests.report.recorded import BEGAN, course, launch, recorded, training
 
 COMPLETED = {"status": "completed", "steps_completed": 40, "slots": 2}
 
@@ -51,24 +51,6 @@ def test_a_run_says_how_it_ended_what_was_best_and_how_it_was_trained(tmp_path: 
     assert facts["newest checkpoint"] == "uuid-40, batch 40"
     assert "1.0000 from 4.9000" in page.rows[1]
     assert ["zero_optimization.stage", "1", "zero1.json:6"] in page.rows
-
-
-def test_several_runs_say_first_what_differs(tmp_path: Path) -> None:
-    """Their paths do not."""
-    runs = []
-    for name, rate, slope in (("slow", 0.001, 0.01), ("quick", 0.123456789012, 0.1)):
-        ds_config = {"tensorboard": {"output_path": str(tmp_path / name / "tensorboard")}}
-        given = launch(hyperparameters={"learning_rate": rate, "depth": 3}, ds_config=ds_config)
-        runs.append(recorded(tmp_path / name, course(40, slope=slope), launches=[given]))
-    page = page_of(*runs)
-    assert page.texts["p"][0] == "Best validation_loss 1.1235: quick, after batch 40."
-    assert [row[:3] for row in page.rows[:3]] == [
-        ["run", "learning_rate", "status"],
-        ["slow", "0.001", "not finished"],
-        ["quick", "0.123457", "not finished"],
-    ]
-    done = report(*runs, "--json")
-    assert list(json.loads(done.stdout)["differs"]) == ["learning_rate"]
 
 
 def test_there_is_always_a_page(tmp_path: Path) -> None:
@@ -109,18 +91,6 @@ def test_what_came_from_outside_is_text_and_nothing_is_loaded(tmp_path: Path) ->
         evil.check_sealed_like(plain)
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_spike(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "run")
-    losses = (98.765 if step == 7_777 else 1.0 + step / 1e6 for step in range(1, 20_001))
-    lines = [line(training(step, loss=loss)) for step, loss in enumerate(losses, start=1)]
-    (path / "metrics.jsonl").write_text("".join(lines))
-    text = saved(path).read_text()
-    assert "98.765" in text
-    assert "20,000 points" in Page(text).words
-    short = len(saved(recorded(tmp_path / "short", course(10))).read_text())
-    assert len(text) - short < sum(map(len, lines)) / 4
-
-
 def test_each_metric_is_a_curve_over_batches_and_seconds_of_training(tmp_path: Path) -> None:
     """Pauses between launches and lost work are left out; a batch that is reported again counts once."""
     late = BEGAN + 1000
@@ -138,22 +108,6 @@ def test_each_metric_is_a_curve_over_batches_and_seconds_of_training(tmp_path: P
     assert (loss["steps"], loss["values"]) == ([1, 20, 30], ["NaN", 1.0, 0.5])
     assert loss["seconds"] == [1.0, 20.0, 25.0]
     assert [each["kind"] for each in run["launches"]] == ["start", "resume"]
-
-
-def test_a_folder_is_a_run_or_holds_those_of_a_search_or_a_comparison(tmp_path: Path) -> None:
-    search = recorded(tmp_path / "search")  # a search has an experiment.yaml, too
-    for number in (1, 2):
-        recorded(search / "trials" / f"000{number}")
-    for name in ("zero0-x2", "zero1-x2"):
-        recorded(tmp_path / "compare" / "runs" / name / "1")
-    for name in ("a", "b"):
-        recorded(tmp_path / "runs" / name)
-    for folders, labels in (
-        ([search], ["trial 1", "trial 2"]),
-        ([tmp_path / "compare"], ["zero0-x2/1", "zero1-x2/1"]),
-        ([tmp_path / "runs"], ["a", "b"]),
-    ):
-        assert [run["label"] for run in as_json(*folders)] == labels
 
 
 def test_a_page_is_in_the_one_folder_that_it_is_of_else_here_and_replaces_only_its_own(

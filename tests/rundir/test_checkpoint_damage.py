@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.package import checkpoints, damage, damage_seen_by_ranks
+from tests.package import checkpoints, damage
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "torn": lambda content: content[: len(content) // 2],
@@ -29,14 +29,3 @@ def test_every_damage_to_every_file_is_found_and_named(copied: Path) -> None:
         assert file.name in str(damage(checkpoint))
         file.write_bytes(content)
     assert damage(checkpoint) is None
-
-
-def test_what_the_launcher_has_read_its_ranks_do_not_read_again(copied: Path) -> None:
-    """They look at names and sizes: a large checkpoint takes minutes to read."""
-    checkpoint = checkpoints(copied / "run")[0]
-    shard = checkpoint / "model0/rank1.safetensors"
-    content = shard.read_bytes()
-    shard.write_bytes(DAMAGES["flipped"](content))
-    assert damage_seen_by_ranks(checkpoint) is None
-    shard.write_bytes(DAMAGES["torn"](content))
-    assert "rank1.safetensors has " in str(damage_seen_by_ranks(checkpoint))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests.harness.command import TIMEOUT_S, Started, det_ds
+from tests.harness.command import det_ds
 from tests.package import checkpoints, damage
 from tests.rundir.runs import words
 
@@ -38,13 +36,3 @@ def test_metrics_that_do_not_fit_end_the_run(tmp_path: Path, small_disk: Callabl
     assert done.returncode == 1, done.stderr
     assert "no space left on the disk of" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.long("a disk that is full is short")
-def test_a_reader_that_goes_away_ends_no_run(tmp_path: Path) -> None:
-    """A closed terminal, ``| head``: what would be written is dropped."""
-    started = Started(*words(tmp_path, tmp_path / "run", fit={"max_length": {"batches": 30}}))
-    started.stdout.readline()
-    started.stdout.close()
-    assert (started.stderr.read(), started.wait(TIMEOUT_S)) == ("", 0)
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) >= 30

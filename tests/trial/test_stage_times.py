@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from tests.checkpoints import strategies
@@ -61,18 +59,6 @@ def run(run_dir: Path, seconds: tuple[float, ...], steps: int = 2, **hyperparame
     trial = trial_class("pipeline", build_layers=lambda self: [LayerSpec(Slow, own) for own in seconds])
     trained = train(run_dir, trial, hparams, steps=steps, checkpoint_policy="none")
     return [int(bound) for bound in trained.engine.module.parts]
-
-
-def test_stages_wait_the_longer_the_less_they_are_equal(two_ranks: Ranks, tmp_path: Path) -> None:
-    """The median of batches but for the first one, in which the stages tell each other their shapes."""
-    bubbles = []
-    for number, seconds in enumerate(((SLOW, SLOW), (QUICK, SLOW), (SLOW, QUICK))):
-        two_ranks.run(run, tmp_path / str(number), seconds, BATCHES)
-        reports = [metrics for _, metrics in records(tmp_path / str(number), "training")][1:]
-        assert all(report["bubble_ideal"] == pytest.approx(IDEAL) for report in reports)
-        bubbles.append(statistics.median(float(report["bubble"]) for report in reports))
-    equal, *others = bubbles
-    assert IDEAL - 0.03 < equal < min(others) <= max(others) < 1
 
 
 def test_a_stage_of_slow_layers_gets_few_and_measuring_changes_no_number(

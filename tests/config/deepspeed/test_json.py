@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from determined_ds import Problem, load_deepspeed_config
+from determined_ds import Problem
 from tests.config.deciding import AUTO, KEYS, Json, known_keys, nested, told
-from tests.package import CUDA, experiment, refusal, resolved_of
+from tests.package import CUDA
 
 NODES = dict(known_keys())
 GONE = {key for key, node in NODES.items() if {"removed", "deprecated"} & node.keys()}
@@ -71,26 +70,3 @@ def test_a_value_of_the_wrong_type_is_refused(kind: str) -> None:
     for key in CURRENT:
         found = [problem.code for problem in errors(nested(key, OF_TYPE[kind]), key)]
         assert ("wrong-type" in found) == (not takes & {*NODES[key].get("type", takes)}), (key, found)
-
-
-def test_a_path_is_relative_to_the_context_directory_and_within_it(tmp_path: Path) -> None:
-
-    def load(path: str) -> Any:
-        own = f"hyperparameters:\n  global_batch_size: 8\n  deepspeed_config: {path!r}\n"
-        return resolved_of(experiment(f"entrypoint: python3 train.py\n{own}"), context_dir=root)
-
-    root = tmp_path / "root"
-    (root / "ds").mkdir(parents=True)
-    (tmp_path / "out.json").write_text("{}")
-    (root / "link.json").symlink_to(tmp_path / "out.json")
-    file = root / "ds" / "zero.json"
-    file.write_text('{\n"steps_per_print": 7}')
-    for path in ("ds/zero.json", str(file), "ds/../ds/zero.json"):
-        resolved = load(path)
-        assert resolved.ds_config["steps_per_print"] == 7
-        assert resolved.origins["steps_per_print"] == f"{root / path}:2"
-    assert load_deepspeed_config(file) == {"steps_per_print": 7}
-    for path in ("zero.json", "ds", "link.json", "/etc/passwd"):
-        found = refusal(lambda path=path: load(path))
-        assert found.key == "hyperparameters.deepspeed_config"
-        assert (found.value, found.origin) == (path, "const.yaml:4")
