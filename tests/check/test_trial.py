@@ -83,6 +83,3 @@ def test_what_an_entrypoint_names_is_there_and_can_run(
     found = [each for each in every if each.severity != "note" and each.key in ("", "entrypoint")]
     assert len(found) == bool(said)
     assert all(said in f"{each.code}: {each.message}; {each.fix}" for each in found)
-
-
-NO_FIT, LOGS = "hyperparameters.fit=null", "hyperparameters.logging={wandb: {project: x}}"

@@ -1,4 +1,4 @@
-"""``det-ds doctor`` as its users start it: on this machine, on one where everything is broken, and in a task."""
+"""``det-ds doctor`` as its users start it: on this machine, and on one where everything is broken."""
 
 from __future__ import annotations
 

@@ -20,14 +20,6 @@ def estimate(*words: str | Path | int) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-def refused(*words: str | Path | int) -> str:
-    """Why there is no estimate."""
-    result = CliRunner().invoke(main, ["check", *map(str, words), "--memory"])
-    assert result.exit_code == 2, result.output
-    assert "fix: " in result.stderr
-    return result.stderr
-
-
 def resolved(
     stage: int = 0,
     precision: str = "bf16",

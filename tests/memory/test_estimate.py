@@ -1,4 +1,4 @@
-"""The estimate against the papers that it is taken from, of sizes as typed, and of models as they are built."""
+"""The estimate against the papers that it is taken from, and of sizes as typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every full-size model is the published one; and each runs on a device that holds no numbers.
+"""Every full-size model is the published one.
 
 ``check --memory`` builds the model on torch's meta device, and runs a micro-batch through it. The published numbers
 are those of the Hugging Face hub, and for ViT those of torchvision, with ten classes in place of 1000.

@@ -118,6 +118,3 @@ def test_a_transformers_step_has_the_operations_of_the_formula(one_rank: Ranks, 
     """What is computed again, by checkpointing or fused attention, is no work of the model."""
     one_rank.run(recorded_transformer, tmp_path)
     assert profile_of(tmp_path)["ranks"][0]["flops"] == TRANSFORMER
-
-
-ASKED |= {"flops_profiler": {"enabled": True, "profile_step": 2}}

@@ -1,4 +1,4 @@
-"""A disk that is full is said in one message with its fix; a terminal that is closed ends no run."""
+"""A disk that is full is said in one message with its fix."""
 
 from __future__ import annotations
 

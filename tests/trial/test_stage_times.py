@@ -1,4 +1,4 @@
-"""Where stages stand, what they wait, and how ``partition_method: measured`` evens them out."""
+"""Where stages stand, and how ``partition_method: measured`` evens them out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tests.harness.ranks import Ranks
 from tests.package import records
 from tests.trial.regression import train, trial_class
 
-STAGES, MICRO_BATCHES, BATCHES = 2, 4, 9
-IDEAL = (STAGES - 1) / (MICRO_BATCHES + STAGES - 1)
+STAGES, MICRO_BATCHES = 2, 4
 QUICK, SLOW = 0.001, 0.012
 HEAVY_END = (QUICK, QUICK, QUICK, SLOW)  # by parameters, or by number, two layers a stage
 

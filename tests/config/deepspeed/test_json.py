@@ -1,4 +1,4 @@
-"""A DeepSpeed JSON is found in the context directory; every key in it is one that DeepSpeed reads, as it reads it."""
+"""Every key in a DeepSpeed JSON is one that DeepSpeed reads, as it reads it."""
 
 from __future__ import annotations
 
