@@ -58,30 +58,6 @@ def test_an_answer_without_a_run_loads_nothing_heavy(command: str, code: int) ->
     assert not (HEAVY | {"matplotlib"}) & set(loaded)
 
 
-OPTIMIZED = """
-import sys, torch
-from determined_ds import open_context
-torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-weight = torch.nn.Parameter(torch.ones(2))
-optimizer = torch.optim.SGD([weight], lr=0.5)
-
-def step():
-    optimizer.zero_grad()
-    (weight ** 2).sum().backward()
-    optimizer.step()
-
-step()
-loaded = "torch._dynamo.config" in sys.modules
-torch.compile(step, backend="eager")()
-weight.sum().backward()
-print(loaded, "torch._dynamo.config" in sys.modules, weight.tolist())
-"""
-
-
-def test_the_compiler_of_torch_is_loaded_once_something_is_compiled() -> None:
-    assert python(OPTIMIZED) == ["False", "True", "[0.0,", "0.0]"]
-
-
 def test_every_public_name_resolves_and_no_other() -> None:
     code = "import determined_ds as d; print(*(n for n in d.__all__ if getattr(d, n).__name__ == n))"
     assert python(code) == determined_ds.__all__

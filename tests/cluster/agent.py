@@ -1,4 +1,4 @@
-"""An agent: starts the containers of a trial, follows their output, and reports their end to the master.
+"""An agent: starts the container of a trial, follows its output, and reports its end to the master.
 
 A container is a private mount namespace (``container.sh``), so that a trial finds the fixed paths that Determined's
 harness expects, and leaves nothing behind. Its processes are known by ``DET_ALLOCATION_ID`` in their environment.
@@ -16,13 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.state import Allocation, Trial
 from tests.harness.forked import marked
-from tests.harness.machines import HIDDEN, PYTHON, Machine
+from tests.harness.machines import HIDDEN, PYTHON
 from tests.harness.ranks import free_port
 
 if TYPE_CHECKING:
@@ -36,48 +36,27 @@ WAYS = (["unshare", "-m"], ["unshare", "-U", "-r", "-m"])
 
 
 class Agent:
-    """Starts containers, on this machine or one on each of some, which share the slots; each slot is a rank.
+    """Starts a container for each run; ``storage`` is the shared file system, ``roots`` an empty folder."""
 
-    ``storage`` is the shared file system, ``roots`` an empty folder, and every container more of an ``environment``.
-    """
-
-    def __init__(
-        self,
-        master: Master,
-        *,
-        slots: int,
-        storage: Path,
-        roots: Path,
-        environment: dict[str, str],
-        machines: Sequence[Machine],
-    ) -> None:
+    def __init__(self, master: Master, *, slots: int, storage: Path, roots: Path) -> None:
         self._master, self.slots, self._storage, self._roots = master, slots, storage, roots
-        self._environment, self._machines = environment, machines
         self._threads: list[threading.Thread] = []
 
     def start(self, trial: Trial, allocation: Allocation) -> None:
-        """Start a trial's containers; the master is told when they have ended."""
-        if self._machines:
-            allocation.addresses = tuple(machine.address for machine in self._machines)
-        variables, containers = self._variables(trial, allocation), []
-        for number, name in enumerate(allocation.resources):
-            root = self._roots / name
-            root.mkdir()
-            enter = self._machines[number].enter if self._machines else []
-            words = map(str, ("bash", CONTAINER, root, self._storage, BIN, *SEEN))
-            own = {"DET_AGENT_ID": f"agent-{number + 1}", "DET_RESOURCES_ID": name, "DET_CONTAINER_ID": name}
-            container = subprocess.Popen(
-                [*enter, *way_to_isolate(), *words],
-                env={**variables, **own},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-            containers.append(container)
-        self._threads.append(started(self._attend, containers, trial, allocation))
+        """Start a trial's container; the master is told when it has ended."""
+        root = self._roots / allocation.container
+        root.mkdir()
+        container = subprocess.Popen(
+            [*way_to_isolate(), *map(str, ("bash", CONTAINER, root, self._storage, BIN, *SEEN))],
+            env=self._variables(trial, allocation),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._threads.append(started(self._attend, container, trial, allocation))
 
     def _variables(self, trial: Trial, allocation: Allocation) -> dict[str, str]:
         latest, config = trial.latest, trial.experiment.config
@@ -91,7 +70,10 @@ class Agent:
             "PYTHONUSERBASE": "/run/determined/pythonuserbase",
             "DET_MASTER": self._master.server.url,
             "DET_CLUSTER_ID": self._master.cluster_id,
-            "DET_SLOT_IDS": json.dumps(list(range(allocation.slots // len(allocation.addresses)))),
+            "DET_AGENT_ID": "agent-1",
+            "DET_RESOURCES_ID": allocation.container,
+            "DET_CONTAINER_ID": allocation.container,
+            "DET_SLOT_IDS": json.dumps(list(range(allocation.slots))),
             "DET_TASK_ID": trial.task_id,
             "DET_TASK_TYPE": "TRIAL",
             "DET_ALLOCATION_ID": allocation.id,
@@ -112,26 +94,19 @@ class Agent:
             "DET_EXPERIMENT_CONFIG": json.dumps(config),
             **({"DET_LATEST_CHECKPOINT": checkpoint} if checkpoint else {}),
             **dict(variable.split("=", 1) for variable in stated),
-            **self._environment,
         }
 
-    def _attend(self, containers: list[subprocess.Popen[str]], trial: Trial, allocation: Allocation) -> None:
+    def _attend(self, container: subprocess.Popen[str], trial: Trial, allocation: Allocation) -> None:
         def read(output: Iterable[str]) -> None:
             for line in output:
                 self._master.said(trial, line.rstrip("\n"))
 
-        readers = [started(read, each.stdout) for each in containers]
-        while None in (codes := [each.poll() for each in containers]) and not any(codes):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                containers[codes.index(None)].wait(0.2)
-        code = next(filter(None, codes), 0)  # one that ends with an error ends the others
+        reader = started(read, container.stdout)
+        code = container.wait()
         end_all("DET_ALLOCATION_ID", allocation.id)  # a container ends with its first process
-        for each, reader in zip(containers, readers, strict=True):
-            each.wait()
-            reader.join(timeout=30)
-        for name in allocation.resources:
-            with contextlib.suppress(OSError):
-                (self._roots / name).rmdir()
+        reader.join(timeout=30)
+        with contextlib.suppress(OSError):
+            (self._roots / allocation.container).rmdir()
         self._master.exited(trial, allocation, code if code >= 0 else 128 - code)
 
     def kill(self, allocation: Allocation) -> None:

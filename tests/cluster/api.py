@@ -102,12 +102,12 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
                 master.log(of_task(master, line["task_id"]), line["log"].rstrip("\n"))
         case "POST", "allocations", name, "acceleratorData":
             master.allocation(name)
-        case "GET", "allocations", name, "resources", resources, "rendezvous":
+        case "GET", "allocations", name, "resources", container, "rendezvous":
             _, allocation = master.allocation(name)
-            rank, count = allocation.resources.index(resources), len(allocation.addresses)
+            assert container == allocation.container
             allocation.ready = True
-            slots = [allocation.slots // count] * count
-            return {"rendezvousInfo": {"addresses": allocation.addresses, "rank": rank, "slots": slots}}
+            there = {"addresses": ["127.0.0.1"], "rank": 0, "slots": [allocation.slots]}
+            return {"rendezvousInfo": there}
         case "GET", "allocations", name, "signals", "preemption":
             _, allocation = master.allocation(name)
             timeout_s = min(60.0, float(call.query.get("timeout_seconds", ["60"])[0]))
@@ -136,10 +136,8 @@ def _answer(master: Master, call: Call, body: Json) -> Json | Iterator[Json]:
             assert master.trials[int(number)]
         case "POST", "trials", number, "metrics":
             trial, reported, group = master.trials[int(number)], body["metrics"], body["group"]
-            values = reported["metrics"]["avgMetrics"]
-            if reported.get("stepsCompleted") is None:  # of the machine, not of the training
-                trial.profiled.setdefault(group, []).append(values)
-            else:
+            if reported.get("stepsCompleted") is not None:  # others are of the machine, not of the training
+                values = reported["metrics"]["avgMetrics"]
                 steps, run_id = int(reported["stepsCompleted"]), int(reported["trialRunId"])
                 master.report(trial, Report(group=group, steps=steps, metrics=values, run_id=run_id))
         case "POST", "trials", number, "progress":

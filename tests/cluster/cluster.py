@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,6 @@ from tests.cluster.http import Call, Fault
 from tests.cluster.master import Master
 from tests.cluster.state import Trial as Kept
 from tests.harness.command import ROOT, run_forked
-from tests.harness.machines import Machine
 from tests.package import records
 
 Metrics = list[tuple[int, dict[str, Any]]]  # steps completed, name -> value
@@ -217,24 +216,17 @@ class Cluster:
 
 
 class FakeCluster(Cluster):
-    """A master of ours with an agent here, or one on each of some machines: two slots. It injects faults, too.
-
-    ``folder`` is an empty one that all machines see, and every container has more of an ``environment``.
-    """
+    """A master of ours with an agent of two slots, in an empty folder. It injects faults, too."""
 
     timeout_s, every_s = 900.0, 0.1
 
-    def __init__(
-        self, folder: Path, *, environment: dict[str, str] | None = None, machines: Sequence[Machine] = ()
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         self.storage, home, roots = folder / "storage", folder / "home", folder / "roots"
         for made in (self.storage, home, roots):
             made.mkdir(parents=True)
-        shared = {"type": "shared_fs", "host_path": str(self.storage)}
-        self.master = Master(storage=shared, machine=machines[0] if machines else None)
-        where = {"storage": self.storage, "roots": roots, "machines": machines}
-        self.master.agent = Agent(self.master, slots=2, environment=environment or {}, **where)  # type: ignore[arg-type]
-        self._address, self._created = self.master.server.here, []
+        self.master = Master(storage={"type": "shared_fs", "host_path": str(self.storage)})
+        self.master.agent = Agent(self.master, slots=2, storage=self.storage, roots=roots)
+        self._address, self._created = self.master.server.url, []
         self._session = authentication.login(self._address, USERNAME, "")
         unset = ("XDG_CONFIG_HOME", "DET_USER", "DET_PASS", "DET_USER_TOKEN", "DET_MASTER_CERT_FILE")
         self._environment = {name: value for name, value in os.environ.items() if name not in unset}

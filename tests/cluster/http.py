@@ -1,4 +1,4 @@
-"""The master's HTTP, here or on a test's machine: who calls, a record of every call, and faults on request."""
+"""The master's HTTP: who calls, a record of every call, and faults on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,8 +13,6 @@ from typing import Any, Literal
 import psutil
 from werkzeug import Request, Response
 from werkzeug.serving import WSGIRequestHandler, make_server
-
-from tests.harness.machines import Machine
 
 Json = Any
 
@@ -44,17 +41,15 @@ class Call:
 
 @dataclass(kw_only=True)
 class Fault:
-    """What the next call of a task meets, to a path of this pattern, after ``skip`` others.
+    """What the next call of a task meets, to a path of this pattern.
 
-    ``close after`` obeys the call and closes the connection unanswered; ``hang`` answers late; ``answer`` gives another
-    answer than ours, and ``answer after`` does so once the call is obeyed.
+    ``close after`` obeys the call and closes the connection unanswered; ``answer`` gives another answer than
+    ours, and ``answer after`` does so once the call is obeyed.
     """
 
-    kind: Literal["close after", "hang", "answer", "answer after"]
+    kind: Literal["close after", "answer", "answer after"]
     method: str
     path: str
-    skip: int = 0
-    seconds: float = 0.0
     status: int = 200
     body: Json = None
     is_met: bool = field(default=False, init=False)
@@ -63,13 +58,12 @@ class Fault:
         is_such = call.allocation and call.method == self.method and re.fullmatch(self.path, call.path)
         if self.is_met or not is_such:
             return False
-        self.skip -= 1
-        self.is_met = self.skip < 0
-        return self.is_met
+        self.is_met = True
+        return True
 
 
 class Server:
-    """Answers in a thread for each call; ``here`` is its address for this process, ``url`` that for a trial.
+    """Answers at ``url``, in a thread for each call.
 
     ``who`` knows the user or the allocation of a token. ``answer`` returns what is sent as JSON, or an iterator that is
     sent line by line; what it raises but :class:`Refused` is kept in ``errors``.
@@ -79,7 +73,6 @@ class Server:
         self,
         who: Callable[[str], tuple[str | None, str | None]],
         answer: Callable[[Call], Any],
-        machine: Machine | None,
     ) -> None:
         self._who, self._answer = who, answer
         self.calls: list[Call] = []
@@ -87,21 +80,13 @@ class Server:
         self.faults: list[Fault] = []
         self._lock = threading.Lock()
 
-        def listen(address: str) -> Any:
-            return make_server(address, 0, self._obey, threaded=True, request_handler=_Handler)
-
-        self._listening = [listen("127.0.0.1")]
-        if machine:
-            self._listening.append(machine.in_network(lambda: listen(machine.address)))
-        urls = [f"http://{each.host}:{each.port}" for each in self._listening]
-        self.here, self.url = urls[0], urls[-1]
-        for each in self._listening:
-            threading.Thread(target=each.serve_forever, args=(0.05,), daemon=True).start()
+        self._server = make_server("127.0.0.1", 0, self._obey, threaded=True, request_handler=_Handler)
+        self.url = f"http://127.0.0.1:{self._server.port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
-        for each in self._listening:
-            each.shutdown()
-            each.server_close()
+        self._server.shutdown()
+        self._server.server_close()
 
     @Request.application
     def _obey(self, request: Request) -> Response:
@@ -114,7 +99,6 @@ class Server:
             fault = next((fault for fault in self.faults if fault.meets(call)), None)
         if fault and fault.kind == "answer":
             return _response(call, fault.status, json.dumps(fault.body))
-        time.sleep(fault.seconds if fault else 0)
         try:
             call.body = json.loads(request.data) if request.data else None
             call.rank = _rank_at(request.environ["REMOTE_PORT"]) if of_task else None

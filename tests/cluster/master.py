@@ -20,7 +20,6 @@ import yaml
 from tests.cluster.api import USERNAME, answer, as_go
 from tests.cluster.http import Json, Refused, Server
 from tests.cluster.state import STOPPING, TERMINAL, Allocation, Experiment, Report, Trial, now, taken_apart
-from tests.harness.machines import Machine
 from tests.package import SearchMethod
 
 if TYPE_CHECKING:
@@ -37,9 +36,9 @@ class Known(dict[int, Any]):
 
 
 class Master:
-    """The master, with its ``checkpoint_storage``, at a port of loopback and, if it runs on a machine, of that."""
+    """The master, with its ``checkpoint_storage``, at a port of loopback."""
 
-    def __init__(self, *, storage: dict[str, Any], machine: Machine | None = None) -> None:
+    def __init__(self, *, storage: dict[str, Any]) -> None:
         self.storage = storage
         self.cluster_id = str(uuid.uuid4())
         self.changed = threading.Condition(threading.RLock())
@@ -48,7 +47,7 @@ class Master:
         self.unmanaged: dict[str, Any] = {}  # experiments and trials, by their external ids
         self.tokens: dict[str, str] = {}  # of users, token -> name
         self.agent: Agent | None = None
-        self.server = Server(self.who, lambda call: answer(self, call), machine)
+        self.server = Server(self.who, lambda call: answer(self, call))
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -13,8 +13,7 @@ REAL = os.environ.get("DET_MASTER", "")
 # Of a training that is stopped on its way, and how often it is saved: ours holds it at a checkpoint meanwhile.
 LENGTH, SAVED_EVERY = (100, 50) if REAL else (40, 4)
 
-CONST, PIPELINE, ZB_H1 = (f"experiments/gpt2/{name}.yaml" for name in ("const", "pipeline", "zb_h1"))
-HF_TRAINER = "experiments/hf_trainer/const.yaml"
+CONST, PIPELINE = "experiments/gpt2/const.yaml", "experiments/gpt2/pipeline.yaml"
 
 # As here: with other threads come other last digits, and trials on one agent of CPU slots share its cores.
 ONE_THREAD = "environment.environment_variables=['OMP_NUM_THREADS=1']"

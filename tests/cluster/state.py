@@ -62,12 +62,11 @@ class Checkpoint:
 
 @dataclass(kw_only=True)
 class Allocation:
-    """One run of a trial's containers, one on each machine."""
+    """One run of a trial's container."""
 
     id: str  # ``<task id>.<run id>``
     token: str  # by which its processes are known
     slots: int
-    addresses: tuple[str, ...] = ("127.0.0.1",)
     ready: bool = False  # its rendezvous is done; until then it can only be killed
     preempted: bool = False  # it has been asked to stop
     acked: bool = False  # it has said that it will
@@ -77,9 +76,9 @@ class Allocation:
     end_time: str | None = None
 
     @property
-    def resources(self) -> list[str]:
-        """The names of its containers."""
-        return [f"{self.id}-container{number or ''}" for number in range(len(self.addresses))]
+    def container(self) -> str:
+        """The name of its container."""
+        return f"{self.id}-container"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -106,7 +105,6 @@ class Trial:
     allocations: list[Allocation] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
-    profiled: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # group -> the Profiler tab's
     gate: int | None = None
     logs: list[tuple[str, str]] = field(default_factory=list)  # time, line
 

@@ -90,7 +90,7 @@ class Replay:
             return str(self._experiment.id)
         found = self._experiment.trials[int(trial) - 1]
         if kind == "container":
-            return found.allocations[int(run) - 1].resources[0]
+            return found.allocations[int(run) - 1].container
         return found.task_id if kind == "task" else str(found.id)
 
 

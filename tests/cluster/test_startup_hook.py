@@ -176,7 +176,6 @@ def test_what_is_missing_is_installed_as_it_was_tested_and_nothing_else_changes(
     [  # torch is built for its CUDA, and determined comes with the cluster: they are not replaced
         ("torch", "2.3.0a0+40ec155e58", "determined_ds needs torch>=2.6, "),
         ("torch", "2.6.0a0+df5bbc09d1.nv24.11", ""),  # NVIDIA's, from before 2.6.0, and sorted below 2.6
-        ("determined", "0.37.0", "determined_ds needs determined<0.43,>=0.38.1, "),
         (LIGHT, "1.0", f"could not install {LIGHT}>=2.0.2 "),
     ],
 )

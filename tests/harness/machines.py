@@ -8,22 +8,18 @@ on itself, as on Debian, and to its address on the other. Nothing outside reache
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tests.harness.command import ROOT, TIMEOUT_S
 
-T = TypeVar("T")
 NETWORK = "10.77.0"
-CLONE_NEWNET = 0x40000000
 # The first process of a machine: all others end with it, and it ends with the tests.
 MACHINE = """
 set -eu
@@ -44,6 +40,7 @@ ip link set lo up
 echo ready
 read -r _ || true
 """
+NAMESPACES = ("--net", "--mount", "--uts", "--pid")
 NEEDED = ("unshare", "nsenter", "ip", "mount", "hostname")
 # Folders that a machine or a container has for itself; and those that the Python which runs this needs.
 HIDDEN = ("/run/", "/tmp/")
@@ -59,18 +56,6 @@ class Machine:
     shared: Path
     init: int
 
-    @property
-    def enter(self) -> list[str]:
-        """The words before a command that start it there."""
-        return ["nsenter", f"--target={self.init}", "--net", "--mount", "--uts", "--pid"]
-
-    def in_network(self, make: Callable[[], T]) -> T:
-        """What a function of this process returns that is called in the network of the machine: a server, say."""
-        with ThreadPoolExecutor(1) as thread, open(f"/proc/{self.init}/ns/net") as network:
-            if thread.submit(ctypes.CDLL(None).setns, network.fileno(), CLONE_NEWNET).result():
-                raise OSError(f"the network of {self.name} cannot be entered")
-            return thread.submit(make).result()
-
     def start(
         self,
         command: Sequence[str | Path],
@@ -85,7 +70,7 @@ class Machine:
         with contextlib.ExitStack() as stack:
             stdout = subprocess.PIPE if output is None else stack.enter_context(output.open("w"))
             return subprocess.Popen(
-                [*self.enter, f"--wd={cwd}", "--", *map(str, command)],
+                ["nsenter", f"--target={self.init}", *NAMESPACES, f"--wd={cwd}", "--", *map(str, command)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -106,10 +91,6 @@ class Machine:
     def cut(self) -> None:
         """Pull the cable out: what either machine sends from now on is lost, and neither is told."""
         assert self.run(["ip", "link", "set", "eth0", "down"]).returncode == 0
-
-    def plug_in(self) -> None:
-        """Put the cable back."""
-        assert self.run(["ip", "link", "set", "eth0", "up"]).returncode == 0
 
 
 def why_no_machines() -> str | None:

@@ -196,18 +196,6 @@ def program(words: list[str], folder: Path, **variables: str) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.long("as a program; tests/interrupted stops sessions under det-ds run")
-def test_a_program_is_resumed_by_the_command_it_prints(tmp_path: Path) -> None:
-    """As ``python3 script.py``; the same script again, without a change, goes to the end."""
-    words = [str(ROOT / "tests/interrupted/script.py"), "range"]
-    first = program(words, tmp_path, STOP_AT="micro:7", VICTIM_DIR=str(tmp_path / "run"))
-    assert "  resume      DETERMINED_DS_RESUME=run " in first.stdout, first.stderr
-    rest = program(words, tmp_path, DETERMINED_DS_RESUME="run")
-    assert "resumed at batch " in rest.stdout, rest.stderr
-    result = result_of(tmp_path / "run")
-    assert (result["status"], result["steps_completed"]) == ("completed", 15)
-
-
 def test_a_mistake_is_shown_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         'import determined_ds\nwith determined_ds.session({"global_batch_sise": 8}) as s:\n    pass\n'
