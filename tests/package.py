@@ -212,10 +212,7 @@ def timeline(*schedule: Any, cost: Callable[[Any], float]) -> list[list[tuple[An
     """When each pass of each rank runs: the pass, its start and its end; arguments as ``order``."""
     from determined_ds.pipe.timeline import timeline
 
-    return _plain(timeline(_pipeline(*schedule), lambda op: cost(tuple(op))))
-
-
-def _plain(spans: Any) -> list[list[tuple[Any, float, float]]]:
+    spans = timeline(_pipeline(*schedule), lambda op: cost(tuple(op)))
     return [[(tuple(each.op), each.start, each.end) for each in own] for own in spans]
 
 

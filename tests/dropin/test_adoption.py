@@ -55,7 +55,6 @@ ADOPTED: list[tuple[int, Any, dict[str, Any], str, Any, tuple[int, ...]]] = [
     # Alone it would be a micro-batch of 8.
     (1, {"global_batch_size": 8}, ENGINE, "Replicated", (8, 8, 8, 1, 0), (8, 8, 4, 1, 1)),
     (2, None, PIPED, "TwoStages", NOTHING, (16, 16, 4, 2, 0)),
-    (2, {"global_batch_size": 16}, PIPED, "TwoStages", (16, 8, 8, 1, 0), (16, 16, 4, 2, 0)),
 ]
 
 

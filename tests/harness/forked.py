@@ -21,7 +21,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -234,15 +233,10 @@ def _load(collected: Sequence[str]) -> str:
         gc.disable()  # conftest.py has enabled it
     gc.collect()
     gc.freeze()
-    tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid()]
-    if not tasks:
+    names = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+    if len(names) == 1:
         return ""
-    threads = {(task / "comm").read_text().strip() for task in tasks}
-    threads |= {each.name for each in threading.enumerate()} - {"MainThread"}
-    return (
-        f"an import of a rank or a test starts a thread ({', '.join(sorted(threads))}), and a process with threads"
-        " cannot be forked safely. Import what starts it in the function that needs it."
-    )
+    return f"an import of a rank or a test starts a thread ({', '.join(names)}): import it where it is needed"
 
 
 def _serve_one(request: tuple[str, tuple[Any, ...], dict[str, str], str], files: list[int]) -> NoReturn:

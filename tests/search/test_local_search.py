@@ -176,13 +176,12 @@ def test_a_search_that_is_over_trains_nothing_and_a_damaged_record_is_refused(
         assert held() == before
     lines = record.read_bytes().splitlines(keepends=True)
     middle = len(lines) // 2
-    torn = [*lines[:middle], lines[middle][:20] + b"\n", *lines[middle + 1 :]]
-    for damaged in (b"".join(torn), b"".join(lines[1:]), b"hello\nthere\n"):
-        record.write_bytes(damaged)
-        done = det_ds(*words)
-        assert done.returncode == 2, damaged[:80]
-        assert str(record) in done.stderr
-        assert record.read_bytes() == damaged
+    damaged = b"".join([*lines[:middle], lines[middle][:20] + b"\n", *lines[middle + 1 :]])
+    record.write_bytes(damaged)
+    done = det_ds(*words)
+    assert done.returncode == 2
+    assert str(record) in done.stderr
+    assert record.read_bytes() == damaged
 
 
 # ------------------------------------------------------------------------------- trials that fail
