@@ -140,7 +140,9 @@ def nothing_fits(request: PlanRequest, considered: Sequence[Fit]) -> Problem:
     left, size = format_bytes(usable_bytes(gpu)), format_count(request.shape.num_parameters)
     message = f"no strategy fits {request.slots} GPUs of {format_bytes(gpu)}, which leave {left} to tensors"
     message += f": the least, by {least.strategy.name} and micro-batches of 1, is {format_bytes(needed)}"
-    fix = f"use --gpu-memory {-(-device_bytes(needed) // GIB)}GiB or more, more slots, or --offload auto"
+    fix = f"use --gpu-memory {-(-device_bytes(needed) // GIB)}GiB or more, or more slots"
+    if any(each.fits for each in candidates(replace(request, offload="auto"))):
+        fix += ", or --offload auto"
     return Problem(key="--parameters", value=size, message=message, fix=fix, code="nothing-fits")
 
 

@@ -44,12 +44,14 @@ ANSWERS = st.fixed_dictionaries(
 
 @given(ANSWERS, st.integers(1, 96))
 def test_what_is_chosen_fits_divides_and_communicates_least(answers: dict[str, Any], share: int) -> None:
-    """As ``check --memory`` estimates it. Where nothing fits, the GPU that the refusal advises is a way out."""
+    """As ``check --memory`` estimates it. Where nothing fits, each way out that is advised is one."""
     how = {**answers, "global_batch_size": share * answers["slots"], "offload": "none"}
     result = start("--dry-run", **how)
     if result.exit_code != 0:
         (size,) = re.findall(r"fix: use --gpu-memory ([0-9]+GiB)", result.stderr)
         assert start("--dry-run", **{**how, "gpu_memory": size}).exit_code == 0
+        offloaded = start("--dry-run", **{**how, "offload": "auto"})
+        assert (offloaded.exit_code == 0) == ("or --offload auto" in result.stderr)
         return
     _, experiment, ds_config = re.split(r"^# \S+\.(?:yaml|json)\n", result.stdout, flags=re.MULTILINE)
     recomputed = yaml.safe_load(experiment)["hyperparameters"]["activation_checkpointing"]
