@@ -40,7 +40,7 @@ lint: .venv/.installed-dev  ## style, format, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/.installed-dev  ## print ratios: a step beside plain DeepSpeed's loop, a start beside torchrun's
+bench: .venv/.installed-dev  ## print ratios: a step beside plain DeepSpeed's and Determined's loop, a start beside torchrun's
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench
 
 docs: .venv/.installed-dev  ## build the documentation into site/; a broken link or reference is an error

@@ -1,7 +1,8 @@
 """What this library costs, as ratios in one run (``make bench``): a step, and a start.
 
-A step stands beside the plain DeepSpeed loop, on the same model and data in the same two ranks; a start beside
-torchrun's. They are measured in turns, each first as often as the other, so that a machine that drifts drifts for both.
+A step stands beside the plain DeepSpeed loop, and beside Determined's own loop, on the same model and data in the same
+two ranks; a start beside torchrun's. All are measured in turns, each first as often as the others, so that a machine
+that drifts drifts for all of them. A figure is the median of the turns' ratios, with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from tests.package import training_data
 from tests.session.ports import SCRIPTS, as_it_was
 
 NUM_SAMPLES = 8192
-# Of a step of some 5 ms. Many short turns: what a machine does to one of them, it does to one of many.
-WIDTH, SAMPLES_A_RANK, BATCHES_A_TURN, REPORT_EVERY, TURNS = 384, 32, 120, 50, 15
-CASES = [(zero, accumulation) for zero in (0, 2) for accumulation in (1, 4)]
+# Name of a step's size -> width of the model, samples of a step on a rank, batches in a turn, batches a report, turns.
+# Many short turns: what a machine does to one of them, it does to one of many.
+SIZES = {"5 ms": (384, 32, 120, 50, 15), "200 ms": (2048, 384, 6, 5, 15)}
+CASES = [(size, zero, accumulation) for size in SIZES for zero in (0, 2) for accumulation in (1, 4)]
 
 # ------------------------------------------------------------------------------------------- in ranks
 
@@ -40,13 +42,15 @@ class Toy(DataParallelTrial):
     """Three layers, and the times at which its batches began."""
 
     def prepare(self) -> None:
-        inputs = torch.randn(NUM_SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0))
+        self.width = int(self.context.get_hparams()["width"])
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(NUM_SAMPLES, self.width, generator=generator)
         self.data = torch.utils.data.TensorDataset(inputs, inputs[:, :1])
         self.starts: list[float] = []
 
     def build_model(self) -> torch.nn.Module:
-        layers = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()] * 2
-        return torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, 1))
+        layers = [torch.nn.Linear(self.width, self.width), torch.nn.ReLU()] * 2
+        return torch.nn.Sequential(*layers, torch.nn.Linear(self.width, 1))
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         inputs, targets = batch
@@ -86,6 +90,15 @@ def plain_loop(trial: Toy, num_batches: int) -> None:
         engine.step()
 
 
+def hparams_of(width: int, samples: int, zero: int, accumulation: int) -> dict[str, Any]:
+    ds_config = {
+        "gradient_accumulation_steps": accumulation,
+        "zero_optimization": {"stage": zero},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+    }
+    return {"global_batch_size": samples * 2, "width": width, "deepspeed_config": ds_config}
+
+
 def in_turns(runs: dict[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
     """What each returns, turn by turn, another one first each time; the first turn warms up and does not count."""
     found: dict[str, list[float]] = {name: [] for name in runs}
@@ -99,30 +112,43 @@ def in_turns(runs: dict[str, Callable[[], float]], turns: int) -> dict[str, list
     return found
 
 
-def steps(zero: int, accumulation: int, folder: str) -> dict[str, list[float]]:
+def steps(size: str, zero: int, accumulation: int, folder: str) -> dict[str, list[float]]:
     """In a rank: seconds a batch of each loop, a figure a turn."""
-    ds_config = {
-        "gradient_accumulation_steps": accumulation,
-        "zero_optimization": {"stage": zero},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
-    }
-    hparams = {"global_batch_size": SAMPLES_A_RANK * 2, "deepspeed_config": ds_config}
+    from determined.pytorch import deepspeed as det_ds
+
+    from tests.harness.determineds_own import determined_context
+
+    width, samples, num_batches, report_every, turns = SIZES[size]
+    hparams = hparams_of(width, samples, zero, accumulation)
     torch.manual_seed(0)
-    length, period = Batch(BATCHES_A_TURN), Batch(REPORT_EVERY)
+    options: dict[str, Any] = {
+        "max_length": Batch(num_batches),
+        "reporting_period": Batch(report_every),
+        "checkpoint_policy": "none",
+    }
     with open_context(hparams=hparams, run_dir=folder, accelerator="cpu") as context:
         plain, ours = Toy(context), Toy(context)
         context.models.pop(0)  # the plain loop's engine is nobody's but its own
-        trainer = Trainer(ours, context)
+        theirs = determined_context(context, hparams)
+        determined = Toy(theirs)
+        trainers = ((ours, Trainer(ours, context)), (determined, det_ds.Trainer(determined, theirs)))
 
-        def fitted() -> float:
-            trainer.fit(max_length=length, reporting_period=period, checkpoint_policy="none")
-            return ours.seconds_a_batch()
+        def fitted(trial: Toy, trainer: Any) -> float:
+            trainer.fit(**options)
+            return trial.seconds_a_batch()
 
         def looped() -> float:
-            plain_loop(plain, BATCHES_A_TURN)
+            plain_loop(plain, num_batches)
             return plain.seconds_a_batch()
 
-        return in_turns({"plain": looped, "ours": fitted}, TURNS)
+        return in_turns(
+            {
+                "plain": looped,
+                "ours": lambda: fitted(*trainers[0]),
+                "determined": lambda: fitted(*trainers[1]),
+            },
+            turns,
+        )
 
 
 # ------------------------------------------------------------------------------------------- whole programs
@@ -156,11 +182,13 @@ def starts(folder: Path) -> dict[str, list[float]]:
 
 
 def show(what: str, found: dict[str, list[float]]) -> None:
-    """A line: the first one's median in milliseconds, and the other's ratio to it."""
-    (first, base), (name, values) = found.items()
-    each = [mine / theirs for mine, theirs in zip(values, base, strict=True)]
-    ratio = f"{name} / {first} {statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})"
-    print(f"{what:34} {first} {1e3 * statistics.median(base):7.1f} ms   {ratio}", flush=True)
+    """A line: the first one's median in milliseconds, and the others' ratios to it."""
+    (first, base), *others = found.items()
+    ratios = []
+    for name, values in others:
+        each = [mine / theirs for mine, theirs in zip(values, base, strict=True)]
+        ratios.append(f"{name} / {first} {statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})")
+    print(f"{what:34} {first} {1e3 * statistics.median(base):7.1f} ms   {'   '.join(ratios)}", flush=True)
 
 
 def main() -> None:
@@ -171,9 +199,9 @@ def main() -> None:
         folder = Path(name)
         show("start to end of a script", starts(folder))
         ranks = Ranks(2, folder / "logs")
-        for number, (zero, accumulation) in enumerate(CASES):
-            found = ranks.run(steps, zero, accumulation, str(folder / f"steps{number}"))[0]
-            show(f"step, ZeRO {zero}, accumulation {accumulation}", found)
+        for number, (size, zero, accumulation) in enumerate(CASES):
+            found = ranks.run(steps, size, zero, accumulation, str(folder / f"steps{number}"))[0]
+            show(f"step of {size}, ZeRO {zero}, accumulation {accumulation}", found)
 
 
 if __name__ == "__main__":

@@ -240,3 +240,18 @@ def test_every_hyperparameter_is_in_its_reference() -> None:
     assert rows.keys() == {name for name in own_hyperparameters() if not name.endswith(units)}
     assert [name for name, row in rows.items() if len(row) != 4 or not all(row)] == []
     assert "### `logging.wandb`" in page
+
+
+@pytest.mark.long("the site, built as make docs does, from every docstring of the public names")
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    mkdocs = DET_DS.with_name("mkdocs")
+    done = subprocess.run(
+        [mkdocs, "build", "--strict", "--site-dir", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "load_model_from_checkpoint_path" in (tmp_path / "architecture" / "index.html").read_text()
+    assert "fit.max_length" in (tmp_path / "configuration" / "index.html").read_text()

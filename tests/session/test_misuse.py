@@ -57,6 +57,12 @@ def half_stepped(s: Any) -> None:
 REFUSED, FAILED = "ConfigError", "TrainingError"
 # A script, how it ends, what is said, and its configuration.
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str, list[str], Any]] = {
+    "iterated too early": (
+        lambda s: next(iter(s.loader(DATA))),
+        REFUSED,
+        ["no engine was handed over", "s.checkpoint(engine)"],
+        HPARAMS,
+    ),
     "a batch left open": (
         lambda s: s.ds_config,
         REFUSED,
@@ -83,6 +89,12 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, list[str], Any]] = {
         "NotFiniteError",
         ["not finite at batch 1"],
         HPARAMS,
+    ),
+    "no length": (
+        lambda s: list((begun(s), s)[1].steps()),
+        REFUSED,
+        ["nothing says how long", "s.steps(1000)"],
+        ENDLESS,
     ),
     "an endless pass": (
         lambda s: train(s, dataset=lambda: iter(DATA)),
