@@ -138,11 +138,8 @@ def check_experiment(
         if script and not may_use_library(script, folder):
             message = "the script does not import determined_ds: on a cluster nothing is sent to these tools"
             fix = "train within `with determined_ds.report_to_tools(core_context):`"
-            add(
-                findings_of(
-                    [], [experiment.hyperparameters.problem((LOGGING,), message, fix, "logger-script")]
-                )
-            )
+            unsent = experiment.hyperparameters.problem((LOGGING,), message, fix, "logger-script")
+            add(findings_of([], [unsent]))
 
     # Every point of the space
     errors = [finding.problem.key for finding in findings if finding.severity == ERROR]

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from determined_ds.cli.options import GivenPath
-from determined_ds.errors import ConfigError, DeterminedDSError
+from determined_ds.errors import ConfigError, DeterminedDSError, Problem
 from determined_ds.launch.options import RunOptions, click_options
 
 OPTIONS = click_options()
@@ -52,6 +52,9 @@ def run(**given: Any) -> None:
     from determined_ds.rundir.signals import end_with, outlive_readers
 
     options = RunOptions(**given)
+    if (options.resume or "").endswith((".yaml", ".yml", ".json")):
+        about = {"message": "is no checkpoint", "fix": "write CONFIG and CONTEXT_DIR before --resume"}
+        raise ConfigError(Problem(key="--resume", value=options.resume, **about))
     placed = None if options.parent is not None else placement_here()
     if placed is not None:
         be_rank(placed, options, train=_be_rank)

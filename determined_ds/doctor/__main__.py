@@ -47,9 +47,7 @@ def doctor(
     if measures:
         if config is not None:
             raise click.UsageError("--measure measures this machine; leave CONFIG out")
-        from determined_ds.doctor.measure import (
-            measure,  # a task that lacks it has no determined_ds installed
-        )
+        from determined_ds.doctor.measure import measure
 
         sys.stdout.flush()
         sys.exit(measure(slots=slots, accelerator=accelerator))

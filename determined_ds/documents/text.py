@@ -83,6 +83,12 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
 
 def _node_of(text: str, name: str) -> yaml.Node | None:
     try:
+        depth = 0
+        for each in yaml.parse(text, Loader=_Loader):  # flat: composing what is deep could exhaust the stack
+            depth += isinstance(each, yaml.CollectionStartEvent) - isinstance(each, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                message, fix = f"nested deeper than {MAX_DEPTH} levels", "check that it is a configuration"
+                raise refusal(name, message, fix, _place(each))
         node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
         return node
     except yaml.MarkedYAMLError as error:
@@ -127,7 +133,7 @@ class _NodeReader:
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
             message = f"nested deeper than {MAX_DEPTH} levels, or over {MAX_NODES} values"
-            raise self._refused(node, message, "check that no anchor is nested in itself")
+            raise self._refused(node, message, "check for an anchor that is nested in itself")
         self.places.setdefault(path, _place(node))
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             self._merge(node, path)
@@ -205,9 +211,7 @@ def parse_json(text: str, name: str) -> Document:
     try:  # judges validity, so that messages for broken text are the usual ones
         data = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        fix = (
-            "fix the JSON there; it has no comments, no comma before a bracket, and writes true, false, null"
-        )
+        fix = "fix the JSON there: no comments, no comma before a bracket; true, false and null in lower case"
         raise refusal(name, f"is not JSON: {error.msg}", fix, _place_of(text, error.pos)) from None
     except (RecursionError, ValueError) as error:  # a ValueError: an integer of more than 4300 digits
         raise refusal(name, f"is not JSON: {error}", "check that it is a configuration") from None

@@ -153,7 +153,8 @@ def _numbers(
     environment: Environment, launcher: str, names: tuple[str, ...], others: tuple[str, ...] = ()
 ) -> list[int]:
     """The values of variables that have to be numbers; others have to be there too."""
-    if missing := [name for name in (*names, *others) if not environment.get(name)]:
+    missing = [name for name in names if not environment.get(name, "").isdigit()]
+    if missing := [*missing, *(name for name in others if not environment.get(name))]:
         fix = "start the ranks by torchrun, srun, mpirun or deepspeed, which set all of them"
         if launcher == PLAIN:
             fix = "set all of them, or start one process without RANK"
@@ -162,7 +163,7 @@ def _numbers(
 
 
 def _incomplete(launcher: str, missing: list[str], fix: str) -> ConfigError:
-    message = f"{launcher} makes this process a rank, but does not say which: {', '.join(missing)} missing"
+    message = f"{launcher} makes this process a rank, but does not say which: no valid {', '.join(missing)}"
     return ConfigError(Problem(key="the environment", message=message, fix=fix, code="launcher"))
 
 

@@ -37,11 +37,8 @@ def parse_bytes(text: str) -> int:
 
 def _parse(text: str, units: dict[str, int], key: str, fix: str) -> int:
     found = _NUMBER.fullmatch(text.strip().lower())
-    if (
-        found
-        and found[2] in units
-        and (value := round(float(re.sub("[_,]", "", found[1])) * units[found[2]]))
-    ):
+    unit = units.get(found[2], 0) if found else 0
+    if found and (value := round(float(re.sub("[_,]", "", found[1])) * unit)):
         return value
     message = "must be a number above 0, with or without a unit"
     raise ConfigError(Problem(key=key, value=text, message=message, fix=fix, code="quantity"))

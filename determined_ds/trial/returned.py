@@ -229,7 +229,7 @@ def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
 
 
 def built_callbacks(trial: Any, context: Any) -> dict[str, Any]:
-    """What a trial's ``build_callbacks`` returns"""
+    """What a trial's ``build_callbacks`` returns, checked."""
     fix = "call super().__init__(context) first" if hasattr(trial, "build_model") else "call it on the engine"
     called = "context.wrap_model_engine(engine)"
     check(bool(context.models), trial, "__init__", None, called, fix, "wrapped no engine")

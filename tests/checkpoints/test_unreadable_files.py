@@ -119,9 +119,9 @@ def test_a_trial_may_load_objects_of_its_own(one_rank: Ranks, tmp_path: Path) ->
     """Only files of the checkpoint are held to be data, also those that DeepSpeed reads."""
     assert one_rank.run(train, tmp_path / "run", True) == [[""]]
     [whole] = checkpoints(tmp_path / "run")
-    spoilt = shutil.copytree(whole, tmp_path / "harmful")
-    harmful(next((spoilt / "own").glob("*model_states.pt")))
-    reseal(spoilt)
-    [[own, of_harmful]] = one_rank.run(train, tmp_path / "again", True, [whole, spoilt])
+    with_code = shutil.copytree(whole, tmp_path / "harmful")
+    harmful(next((with_code / "own").glob("*model_states.pt")))
+    reseal(with_code)
+    [[own, of_harmful]] = one_rank.run(train, tmp_path / "again", True, [whole, with_code])
     assert own == "anything, anything"
     assert "could run code, and is not loaded" in of_harmful

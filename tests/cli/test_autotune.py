@@ -1,4 +1,4 @@
-"""``det-ds autotune`` as it is typed: a real tuning, interrupted and begun anew."""
+"""``det-ds autotune`` as it is typed: a real tuning, interrupted and started again."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ RUN = ("experiment.yaml", ".")
 MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "accelerator-absent": (("accelerator = 'cuda'", "--accelerator cpu"), (*RUN, "--accelerator", "cuda")),
     "resume-without-checkpoint": (("no complete checkpoint",), (*RUN, "--resume", "--run-dir", "empty")),
+    "resume-before-config": (("--resume", "before --resume"), ("--resume", *RUN)),
     "run-dir-holds-a-run": (  # an option is taken with underscores, too
         ("--run-dir = 'earlier'", "holds a run already, trained to batch 7", "--resume"),
         (*RUN, "--run_dir", "earlier"),

@@ -69,7 +69,8 @@ def test_a_shell_a_script_or_a_task_is_no_rank(environment: dict[str, str]) -> N
     ("environment", "missing", "fix"),
     [
         ({"RANK": "0"}, "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT, MASTER_ADDR", "without RANK"),
-        ({**OPENMPI, "MASTER_ADDR": ""}, "MASTER_ADDR missing", "add -x MASTER_ADDR=$(hostname) to mpirun"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "no valid RANK", "without RANK"),
+        ({**OPENMPI, "MASTER_ADDR": ""}, "no valid MASTER_ADDR", "add -x MASTER_ADDR=$(hostname) to mpirun"),
         ({**TASK, "SLURM_PROCID": "3"}, "one after the other", "--distribution=block"),  # in turns
     ],
 )
