@@ -39,7 +39,7 @@ from determined_ds.rundir.signals import (
     outlive_readers,
     stop_on_signal,
 )
-from determined_ds.train.group.watch import leave_watch, say_missing_ranks
+from determined_ds.train.group.watch import leave_watch
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FIX = "raise an exception to say what is wrong, or call context.set_stop_requested(True) to end training in good order"
@@ -74,7 +74,6 @@ class Ending(NamedTuple):
     cause: str  # of determined_ds.rundir.records
     reason: str  # one sentence; of an error that is not ours it begins with the type
     used_up: str | None = None  # the message about a disk, or a limit, that is
-    of_others: bool = False  # another rank, or the connection to it, was lost
     out_of_memory: bool = False  # the accelerator's, as at the same batch of another start
 
 
@@ -116,7 +115,7 @@ def ending_of(error: BaseException, run_dir: Path | None = None) -> Ending:
         cause = LOST_MACHINE
     text = str(error).strip().partition("\n")[0]
     reason = text if diagnosed else f"{type(error).__name__}: {text}".removesuffix(": ")
-    return Ending(code, cause, used_up or reason, used_up, of_others, out_of_memory)
+    return Ending(code, cause, used_up or reason, used_up, out_of_memory)
 
 
 def _said_by_chief(error: BaseException) -> bool:
@@ -274,8 +273,6 @@ class RankProcess:
         """Report why this rank ends: to our launcher, in the task's log on a cluster, or else on stderr."""
         sys.unraisablehook = lambda _: None  # errors of destructors say nothing new
         code = ending.code
-        if ending.of_others:
-            say_missing_ranks()
         if report_failure(message, code, cause=ending.cause, reason=ending.reason):
             return code
         if not log.on_cluster():

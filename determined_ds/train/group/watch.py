@@ -1,4 +1,4 @@
-"""The watch over ranks that hang or are lost, under every launcher.
+"""The watch over ranks that hang or are lost, under every launcher. Loads no torch.
 
 A rank that loses another one is not always notified: where a cable is cut or a machine loses power, no connection is
 closed. So from the moment the ranks have joined, a thread of each shows a sign of life every second: in a folder under
@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -45,7 +45,6 @@ INTERVAL_S = 1.0  # between two signs of life
 FEW = 4  # intervals without a sign after which a rank counts as missing, once something has gone wrong
 ENDS_WITHIN_S = 10.0  # a store that does not answer does not keep a process
 CALL_BEFORE_FIRST = 6
-GONE = "dead, stopped or cut off"
 # Frames of a stack, innermost first, that are searched for those of a rank that waits for another one.
 SHOWN_FRAMES = 6
 WAITS = ("/torch/distributed/", "/deepspeed/comm/")
@@ -96,96 +95,74 @@ class Watch:
     def __init__(
         self, distributed: Any, connect: Callable[[], Any], timeout_s: float, is_over: Callable[[], bool]
     ) -> None:
-        self._rank, self._connect, self._timeout_s, self._is_over = (
-            distributed.rank,
-            connect,
-            timeout_s,
-            is_over,
-        )
+        self._rank, self._connect, self._is_over = distributed.rank, connect, is_over
         self._machines = distributed.allgather((distributed.cross_rank, socket.gethostname()))
-        self._interval_s = min(INTERVAL_S, timeout_s / 10)
+        self._timeout_s, self._interval_s = timeout_s, min(INTERVAL_S, timeout_s / 10)
         self._few_s = FEW * self._interval_s
-        self._is_done, self._ended, self._count = False, threading.Event(), 0
+        self._is_done, self._ended = False, threading.Event()
         self._heard = [Sign()] * len(self._machines)  # by rank 0, of all; as it has read them,
         self._signs = self._heard  # and as it has judged them last
         self._silent_s = [0.0] * len(self._machines)  # elsewhere of rank 0 alone
         self._still_s = 0.0
         self._word: dict[str, Any] = {}  # of rank 0, for the others
-        self._stack: list[tuple[str, int]] = []  # of the main thread before its first batch
-        self._moved_s = time.monotonic()
         self._threads = [threading.Thread(target=task, daemon=True) for task in (self._talk, self._look)]
         for thread in self._threads:
             thread.start()
-        atexit.register(self._close)
+        atexit.register(self.end)
 
-    def stop(self) -> None:
-        """This rank no longer needs the others, which are shown so."""
-        if not self._is_done:
-            self._is_done = True
-            self._ended.set()
-            with contextlib.suppress(Exception):
-                self._show(self._connect())
+    def end(self, *, is_done: bool = False) -> None:
+        """End its threads: Python aborts the process that ends while one of them is in a call of the store.
 
-    def _close(self) -> None:
-        """End its threads: Python aborts the process that ends while one of them is in a call of the store."""
+        Args:
+            is_done: Whether this rank no longer needs the others, which are shown so.
+        """
+        self._is_done = self._is_done or is_done
         self._ended.set()
         for thread in self._threads:
             thread.join(ENDS_WITHIN_S)
-
-    # ------------------------------------------------------------------------------------ signs
-
-    def _talk(self) -> None:
-        board = None
-        while not self._ended.is_set():
-            try:
-                board = board or self._connect()
-                self._show(board)
-                if self._rank == 0:
-                    ranks = range(len(self._machines))
-                    self._heard = [Sign(*_read(board, str(rank)) or ()) for rank in ranks]
-                else:
-                    self._word = _read(board, "word") or {}
-            except Exception:  # the board may come back
-                board = None
-            self._ended.wait(self._interval_s)
-
-    def _show(self, board: Any) -> None:
-        self._count += 1
-        board.set(str(self._rank), json.dumps(self._own_sign(self._count)))
-        if self._rank == 0:
-            board.set("word", json.dumps({**self._word, "count": self._count}))
 
     def _own_sign(self, number: int) -> Sign:
         waits = any(map(_waits, sys._current_frames().values()))
         done = self._is_done or HEART.rests
         return Sign(number, HEART.steps, HEART.beats, bool(HEART.patient), waits, done)
 
-    def _note_start(self) -> None:
-        """Before the first batch, take what the main thread does for a sign of progress."""
-        now_s, frame = time.monotonic(), _main_frame()
-        stack = [(each.f_code.co_filename, each.f_lasti) for each, _ in traceback.walk_stack(frame)]
-        if stack != self._stack:
-            self._stack, self._moved_s = stack, now_s
-        elif _waits(frame) or now_s - self._moved_s > CALL_BEFORE_FIRST * self._timeout_s:
-            return
-        HEART.beat()
-
-    # ------------------------------------------------------------------------------------ judging
+    def _talk(self) -> None:
+        board, count, is_last = None, 0, False
+        while not is_last:
+            is_last, count = self._ended.wait(self._interval_s), count + 1
+            try:
+                board = board or self._connect()
+                board.set(str(self._rank), json.dumps(self._own_sign(count)))
+                if self._rank == 0:
+                    board.set("word", json.dumps({**self._word, "count": count}))
+                    ranks = range(len(self._machines))
+                    self._heard = [Sign(*_read(board, str(rank)) or ()) for rank in ranks]
+                else:
+                    self._word = _read(board, "word") or {}
+            except Exception:  # the board may come back
+                board = None
 
     def _look(self) -> None:
         """Judge, on a clock of this process: no time passes while it is stopped, or its machine sleeps."""
-        last_s, word = time.monotonic(), self._word
+        last_s = moved_s = time.monotonic()
+        word, stack = self._word, list[tuple[str, int]]()
         while not self._ended.wait(self._interval_s):
             if self._is_over() or HEART.rests:
-                self.stop()
+                self._is_done = True
+                self._ended.set()
                 return
-            if not HEART.steps:
-                self._note_start()
             now_s = time.monotonic()
+            if not HEART.steps:  # before the first batch, what the main thread does is a sign of progress
+                frame, before = _main_frame(), stack
+                stack = [(each.f_code.co_filename, each.f_lasti) for each, _ in traceback.walk_stack(frame)]
+                moved_s = moved_s if stack == before else now_s
+                is_long = now_s - moved_s > CALL_BEFORE_FIRST * self._timeout_s
+                if stack != before or not (is_long or _waits(frame)):
+                    HEART.beat()
             elapsed_s, last_s = min(2 * self._interval_s, now_s - last_s), now_s
             if self._rank == 0:
                 verdict = self._judged([self._own_sign(int(1e6 * now_s)), *self._heard[1:]], elapsed_s)
-                self._word = {"missing": self._silent_for(self._few_s), "verdict": verdict}
+                self._word = {"verdict": verdict}
             else:
                 self._silent_s[0] = self._silent_s[0] + elapsed_s if word == self._word else 0.0
                 word = self._word
@@ -193,7 +170,7 @@ class Watch:
                 if self._silent_s[0] >= self._timeout_s:
                     verdict = {"lost": [0], "behind": [], "steps": 0}
             if verdict is not None:
-                self._end(**verdict)
+                self._end_run(**verdict)
 
     def _silent_for(self, seconds: float) -> list[int]:
         return [r for r, s in enumerate(self._silent_s) if s >= seconds and not self._signs[r].done]
@@ -219,15 +196,11 @@ class Watch:
         busy = [rank for rank in slowest if not signs[rank].waits]
         return {"lost": [], "behind": busy or slowest, "steps": steps} if is_still else None
 
-    # ------------------------------------------------------------------------------------ ending
-
-    def _end(self, lost: list[int], behind: list[int], steps: int) -> None:
+    def _end_run(self, lost: list[int], behind: list[int], steps: int) -> None:
         """Show this rank's stack, report why with those of all, and end."""
         frames = islice(traceback.walk_stack(_main_frame()), SHOWN_FRAMES)
-        places = ((each.f_code.co_filename, line, each.f_code.co_name) for each, line in frames)
-        stacks = {
-            self._rank: "\n".join(f'  File "{file}", line {line} in {name}' for file, line, name in places)
-        }
+        own = [f'  File "{f.f_code.co_filename}", line {line} in {f.f_code.co_name}' for f, line in frames]
+        stacks = {self._rank: "\n".join(own)}
         with contextlib.suppress(Exception):
             board = self._connect()
             board.set(f"stack{self._rank}", json.dumps(stacks[self._rank]))
@@ -238,7 +211,7 @@ class Watch:
             stacks |= {rank: text for rank in ranks if (text := _read(board, f"stack{rank}"))}
         for_so_long = f"for {in_words(self._timeout_s)}"
         if lost:
-            reason = f"no sign of life from {self._named(lost)} {for_so_long}: {GONE}"
+            reason = f"no sign of life from {self._named(lost)} {for_so_long}: dead, stopped or cut off"
             fix = "check the machine and its network, then resume from the last checkpoint"
         else:
             who = f"{self._named(behind)} hangs" if len(behind) == 1 else "the ranks hang"
@@ -248,32 +221,19 @@ class Watch:
         shown = sorted(stacks, key=lambda rank: (rank not in behind, rank))[:MOST_STACKS]
         standing = [f"rank {rank} stands here, innermost call first:\n{stacks[rank]}" for rank in shown]
         words = "\n".join([reason, *standing, f"  fix: {fix}"])
-        if not report_failure(words, EXIT_CRASHED, cause=LOST_MACHINE if lost else HANG, reason=reason):
-            self._say(words, lost)
+        here = self._machines[self._rank]
+        left = [r for r, each in enumerate(self._machines) if each == here and r not in lost]
+        is_read = report_failure(words, EXIT_CRASHED, cause=LOST_MACHINE if lost else HANG, reason=reason)
+        if not is_read and self._rank == min(left, default=self._rank):  # one of each machine
+            lines = lines_of(ERROR, words) if on_cluster() else [words]
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
+            copy_to_terminal(words)  # of a launcher, where this rank's own output goes to a file
         for act in LAST_ACTS:
             with contextlib.suppress(Exception):
                 act(EXIT_CRASHED)
         os._exit(EXIT_CRASHED)
 
-    def say_missing(self) -> None:
-        """Wait a moment, and report which rank shows no signs of life."""
-        until_s, missing = time.monotonic() + 3 * self._few_s, list[int]()
-        while not missing and time.monotonic() < until_s:
-            time.sleep(self._interval_s)
-            is_silent = self._rank and self._silent_s[0] >= self._few_s
-            missing = [0] if is_silent else self._word.get("missing", [])
-        if missing:
-            self._say(f"no sign of life from {self._named(missing)}: {GONE}", missing)
-
-    def _say(self, text: str, lost: Sequence[int]) -> None:
-        """Print to stderr, one rank for each machine; in a task's log, as an error."""
-        here = self._machines[self._rank]
-        left = [r for r, each in enumerate(self._machines) if each == here and r not in lost]
-        if self._rank == min(left, default=self._rank):
-            print(*(lines_of(ERROR, text) if on_cluster() else [text]), sep="\n", file=sys.stderr, flush=True)
-            copy_to_terminal(text)  # of a launcher, where this rank's own output goes to a file
-
-    def _named(self, ranks: Iterable[int]) -> str:
+    def _named(self, ranks: list[int]) -> str:
         found: dict[str, list[str]] = {}
         for rank in ranks:
             found.setdefault(self._machines[rank][1], []).append(str(rank))
@@ -294,9 +254,7 @@ def _waits(frame: Any) -> bool:
     return any(word in each.f_code.co_filename for each, _ in innermost for word in WAITS)
 
 
-# ------------------------------------------------------------------------------------------- this process
-
-_watch: Watch | None = None
+_watch: Watch | None = None  # of this process
 
 
 def watch_joined(distributed: Any, store: Any) -> None:
@@ -323,13 +281,7 @@ def watch_joined(distributed: Any, store: Any) -> None:
         _watch = Watch(distributed, connect, timeout_s, lambda: dist.group.WORLD is not group)
 
 
-def say_missing_ranks() -> None:
-    """Report which ranks show no more signs of life, after an error that another rank caused."""
-    if _watch is not None:
-        _watch.say_missing()
-
-
 def leave_watch() -> None:
     """This rank no longer needs the others."""
     if _watch is not None:
-        _watch.stop()
+        _watch.end(is_done=True)
