@@ -25,7 +25,7 @@ from determined_ds.config.params import (
     LARGEST,
     OVERWRITES,
     PARALLEL_SIZES,
-    FitOptions,
+    Hyperparameters,
     by_real_names,
     parse_hyperparameters,
 )
@@ -66,17 +66,22 @@ OF_BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 BUCKETS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 # Of fit -> the beginning of two arguments: NAME_strategy and NAME_steps.
 PERIODS = {"validation_period": "eval", "checkpoint_period": "save", "reporting_period": "logging"}
-# Of --test: one batch is trained, one evaluated, one checkpoint saved.
-ONE_STEP = {
-    **{f"{start}_strategy": "steps" for start in PERIODS.values()},
-    **{f"{start}_steps": 1 for start in (*PERIODS.values(), "max")},
-    "eval_on_start": False,
-}
 # Hyperparameters of this library that transformers' Trainer cannot carry out.
 NOT_READ: list[KeyPath] = [
     *((name,) for name in PARALLEL_SIZES),
     *(("fit", name) for name in ("asynchronous_checkpoints", "profile", "profiling_enabled")),
 ]
+
+
+def num_ranks() -> int:
+    """The ranks in all, by the launcher's variables."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def warn(words: str, *about: Any) -> None:
+    """Log a warning, on rank 0."""
+    if os.environ.get("RANK", "0") == "0":
+        logger.warning(f"warning: {words}", *about)
 
 
 def trial_here() -> Here | None:
@@ -93,16 +98,6 @@ def accelerator_here(*, use_cpu: bool) -> Accelerator:
     found = detect_accelerator("cpu" if use_cpu else run.accelerator if run else None)
     load_deepspeed(found.name)
     return found
-
-
-def num_ranks() -> int:
-    """The ranks in all, by the launcher's variables."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_chief() -> bool:
-    """Whether this is rank 0."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def placed(output_dir: str | None) -> str | None:
@@ -156,7 +151,7 @@ class ReconciledArguments:
             hyperparameters = hyperparameters.overwritten(change)
         named = by_real_names(hyperparameters)[0]
         own = parse_hyperparameters(named)
-        of_fit, more = _of_fit(own.fit, hyperparameters)
+        of_fit, more = _of_fit(own, hyperparameters)
         if problems := [*problems, *more]:
             raise ConfigError(problems)
         ds = Where(context_dir=Path.cwd(), accelerator=accelerator).deepspeed_json(hyperparameters)
@@ -166,12 +161,12 @@ class ReconciledArguments:
         # What the JSON or a hyperparameter says is the argument; else the argument stands for the hyperparameter.
         filling = {name for name in SAME if not self._is_default(name)} | ALWAYS
         filling |= OF_ADAM if str(ds.get(("optimizer", "type"))).lower() in ("adam", "adamw") else set()
-        if own.global_batch_size is None and _is_open(ds, ("train_batch_size",)):
+        if own.global_batch_size is None and ds.get(("train_batch_size",)) in (None, AUTO):
             filling |= OF_BATCH
-        late = [TOTAL_STEPS]  # what transformers fills, once it has the model and knows the number of steps
-        filled: list[Change] = [((TOTAL_STEPS[-1],), LARGEST, "transformers")]
-        if not _is_open(hyperparameters, (TOTAL_STEPS[-1],)):
-            filled, late = [], []
+        # What transformers fills, once it has the model and knows the number of steps; decided by a value that fits.
+        late, filled = list[KeyPath](), list[Change]()
+        if hyperparameters.get((TOTAL_STEPS[-1],)) in (None, AUTO):
+            late, filled = [TOTAL_STEPS], [((TOTAL_STEPS[-1],), LARGEST, "transformers")]
         for name, (path, *places) in SAME.items():
             at = (place_of_rate(ds) or LR) if path == LR else path
             found = [ds.get(at), *(hyperparameters.get(place) for place in places)]
@@ -187,28 +182,24 @@ class ReconciledArguments:
         self.resolved = trial.resolve(accelerator, ranks=num_ranks(), machines=machines)
 
         decided = self.resolved.ds
-        for name in (*OF_BATCH, "bf16", "fp16"):
-            if (value := decided.get(SAME[name][0])) is not None:
+        sizes = {name: decided.get(SAME[name][0]) for name in (*OF_BATCH, "bf16", "fp16")}
+        for name, value in (sizes | of_fit).items():
+            if value is not None:
                 self._set(name, value)
-        for name, value in of_fit.items():
-            self._set(name, value)
-        if own.torch_compile:
-            self._set("torch_compile", True)
         fields["use_cpu"] = accelerator.name == "cpu"
         if stated is not None or changes:
-            late = [path for path in late if _is_open(ds, path) and decided.get(path) is not None]
+            late = [path for path in late if ds.get(path) in (None, AUTO) and decided.get(path) is not None]
             buckets = BUCKETS if self.resolved.zero_stage == 3 else BUCKETS[:1]
             late += [path for key in buckets if ds.get(path := ("zero_optimization", key)) == AUTO]
-            given = decided.overwritten(*((path, AUTO, "transformers") for path in late))
+            left = decided.overwritten(*((path, AUTO, "transformers") for path in late))
             # accelerate requires the section.
-            fields["deepspeed"] = {"zero_optimization": {"stage": 0}, **as_plain(given.data)}
-        if is_chief() and trial.run is None:  # det-ds run has shown them
-            for warning in self.resolved.warnings:
-                logger.warning("warning: %s", warning)
+            fields["deepspeed"] = {"zero_optimization": {"stage": 0}, **as_plain(left.data)}
+        for warning in self.resolved.warnings if trial.run is None else ():  # det-ds run has shown them
+            warn("%s", warning)
 
         # What follows from the trial, where the script does not state it.
         metric, unstated = trial.searcher.get("metric"), dict[str, Any](seed=trial.seed)
-        if metric and evaluates(self):
+        if metric and fields["eval_strategy"] != "no":
             unstated["metric_for_best_model"] = str(metric)
             unstated["greater_is_better"] = trial.searcher.get("smaller_is_better") is False
         if not sys.stderr.isatty():  # a bar would fill a log
@@ -219,7 +210,9 @@ class ReconciledArguments:
         fields.update({name: each for name, each in unstated.items() if self._is_default(name)})
         fields["output_dir"] = placed(fields.get("output_dir"))
         if trial.run is not None and trial.run.test:
-            fields.update(ONE_STEP)
+            for start in PERIODS.values():
+                fields |= {f"{start}_strategy": "steps", f"{start}_steps": 1}
+            fields |= {"max_steps": 1, "eval_on_start": False}
 
     def _is_default(self, name: str) -> bool:
         return bool(getattr(self, name) == getattr(type(self), name))
@@ -227,10 +220,9 @@ class ReconciledArguments:
     def _set(self, name: str, value: Any) -> None:
         """Set an argument, and say so where the script states another value."""
         given = getattr(self, name)
-        given = getattr(given, "value", given)  # of an enum
-        if given not in (value, getattr(type(self), name, given)) and is_chief():
-            words = "warning: TrainingArguments.%s = %s is not used: the experiment says %s"
-            logger.warning(words, name, shown(given), shown(value))
+        if given not in (value, getattr(type(self), name, given)):
+            words = "TrainingArguments.%s = %s is not used: the experiment says %s"
+            warn(words, name, shown(given), shown(value))
         setattr(self, name, value)
 
 
@@ -242,38 +234,33 @@ class Seq2SeqTrainingArguments(ReconciledArguments, transformers.Seq2SeqTraining
     """``transformers.Seq2SeqTrainingArguments``, completed by the hyperparameters of the trial."""
 
 
-def evaluates(args: Any) -> bool:
-    """Whether arguments request evaluations."""
-    return str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
-
-
-def _is_open(document: Document, path: KeyPath) -> bool:
-    """Whether a document says nothing at a path."""
-    return document.get(path) in (None, AUTO)
-
-
-def _of_fit(fit: FitOptions, hyperparameters: Document) -> tuple[dict[str, Any], list[Problem]]:
-    """The arguments that ``fit`` determines, and what transformers' Trainer cannot carry out."""
-    message, fix = "is not carried out by transformers' Trainer", "leave it out"
+def _of_fit(own: Hyperparameters, hyperparameters: Document) -> tuple[dict[str, Any], list[Problem]]:
+    """The arguments that ``fit`` determines, None where it does not; and what the Trainer cannot carry out."""
+    message, fix, fit = "is not carried out by transformers' Trainer", "leave it out", own.fit
     problems = [
         hyperparameters.problem(path, message, fix, "hf-unread")
         for path in NOT_READ
         if hyperparameters.get(path) not in (None, AUTO, 1, False)
     ]
-    fields: dict[str, Any] = {"eval_on_start": True} if fit.step_zero_validation else {}
+    fields: dict[str, Any] = {
+        "eval_on_start": fit.step_zero_validation or None,
+        "save_total_limit": fit.save_total_limit,
+        "torch_compile": own.torch_compile or None,
+    }
     if (length := fit.max_length) is not None and length.unit == "batches":
         fields["max_steps"] = length.value
     elif length is not None:
         fields |= {"max_steps": -1, "num_train_epochs": length.value}
     for name, start in PERIODS.items():
         period = getattr(fit, name)
-        if period is not None and period.unit == "batches" and isinstance(period.value, int):
+        if period is None:
+            continue
+        if period.unit == "batches" and isinstance(period.value, int):
             fields |= {f"{start}_strategy": "steps", f"{start}_steps": period.value}
-        elif period is not None and (period.unit, period.value) == ("epochs", 1):
+        elif (period.unit, period.value) == ("epochs", 1):
             fields[f"{start}_strategy"] = "epoch"
-        elif period is not None:
+        else:
             message = "transformers has periods of batches, or of one epoch"
             fix = f"write {name}: {{batches: N}}, or {{epochs: 1}}"
             problems.append(hyperparameters.problem(("fit", name), message, fix, "hf-period"))
-    fields |= {} if fit.save_total_limit is None else {"save_total_limit": fit.save_total_limit}
     return fields, problems

@@ -1,4 +1,8 @@
-"""``DetCallback`` and ``Trainer``: transformers' Trainer on Determined, in place of ``determined.transformers``."""
+"""``DetCallback`` and ``Trainer``: transformers' Trainer on Determined, in place of ``determined.transformers``.
+
+The Trainer takes the steps, evaluates, and writes ``checkpoint-N`` into its folder. The callback reports what it logs,
+stores its checkpoints whole in Determined's storage, and requests its stops.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ import contextlib
 import json
 import logging
 import math
+import shutil
 import time
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,35 +23,27 @@ import transformers
 from determined import core
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-from determined_ds.checkpoints.files import finite, is_better
+from determined_ds.checkpoints.files import finite, over_limit
 from determined_ds.cluster.core_context import cluster_core_context
 from determined_ds.config.params import FitOptions, parse_hyperparameters
 from determined_ds.documents.files import write_whole
-from determined_ds.errors import NotFiniteError, TrainingError
+from determined_ds.errors import CheckpointError, NotFiniteError, TrainingError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.seeds import seed_everything
-from determined_ds.train.group.process_group import join_process_group
+from determined_ds.train.group.process_group import as_chief, join_process_group
 from determined_ds.train.group.watch import leave_watch
 from determined_ds.train.here import Here, report_to_tools, script_run
 from determined_ds.train.loop.trainer import prove_checkpoint
 from determined_ds.train.memory import memory_metrics, peak_bytes
-from determined_ds.transformers.arguments import (
-    accelerator_here,
-    evaluates,
-    is_chief,
-    num_ranks,
-    placed,
-    trial_here,
-)
-from determined_ds.transformers.checkpoints import STATE, TrainerCheckpoints
+from determined_ds.transformers.arguments import accelerator_here, num_ranks, placed, trial_here, warn
 from determined_ds.trial.returned import refused
 
 logger = logging.getLogger("determined_ds")
 
 # Metrics that are left out, as Determined's callback does: rounded, or of the speed of one evaluation.
 SPEEDS = ("_runtime", "_per_second", "_compilation_time")
-# Between steps, where anything may take its time. Of the process: it outlives a callback that the script drops.
-_PATIENCE = contextlib.ExitStack()
+USER_DATA = "my_data.json"  # as Determined's callback names it
+KEPT = "determined_ds.json"  # in a checkpoint: the trial's checkpoints before it
 
 
 @contextlib.contextmanager
@@ -99,37 +95,61 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         user_data: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.core_context, self._fit, searcher = core_context, FitOptions(checkpoint_policy="none"), {}
-        self._trial, info = trial_here(), det.get_cluster_info()
-        if self._trial is not None:
-            _check_carried_out(self._trial, args)
-            searcher = self._trial.searcher
-            if self._trial.hyperparameters.get(("fit",)) is not None:
-                self._fit = parse_hyperparameters(self._trial.hyperparameters).fit
+        self.core_context, self._distributed = core_context, core_context.distributed
+        self._is_chief, self._user_data = core_context.distributed.rank == 0, user_data
+        trial, info, searcher = trial_here(), det.get_cluster_info(), dict[str, Any]()
+        self._fit = FitOptions(checkpoint_policy="none")
+        if trial is not None:
+            _check_carried_out(trial, args)
+            searcher = trial.searcher
+            if trial.hyperparameters.get(("fit",)) is not None:
+                self._fit = parse_hyperparameters(trial.hyperparameters).fit
+        self._metadata = {} if trial is None or info is None else {"trial_id": info.trial.trial_id}
         self._metric: str | None = searcher.get("metric")
+        self._sign = -1 if searcher.get("smaller_is_better") is False else 1
         self._needed = {key: searcher[key] for key in ("metric", "time_metric") if key in searcher}
-        self._smaller_is_better = searcher.get("smaller_is_better") is not False
         self._filter = None if filter_metrics is None else [*filter_metrics, *self._needed.values()]
         args.output_dir = placed(args.output_dir)
-        of_trial = {} if self._trial is None or info is None else {"trial_id": info.trial.trial_id}
-        self._checkpoints = TrainerCheckpoints(core_context, Path(args.output_dir), of_trial, user_data)
-        self._is_chief = core_context.distributed.rank == 0
+        self._folder = Path(args.output_dir)
+        self._kept: list[
+            dict[str, Any]
+        ] = []  # the trial's checkpoints: uuid and steps_completed, the oldest first
         self._is_training = self._is_stopping = False
         self._validation: dict[str, Any] = {}  # of the step at hand, until all data sets are evaluated
-        self._resumed_step: int | None = None
-        self._validated_step = self._trained_step = self._saved_step = -1
-        self._best: float | None = None
-        self._best_step: int | None = None
         self._running: tuple[int, float] | None = None  # since the last pause: its step, and when it ended
-        if self._trial is not None and self._trial.latest_checkpoint is not None:
-            folder = self._checkpoints.fetch(uuid := Path(self._trial.latest_checkpoint).name)
-            args.resume_from_checkpoint = str(folder)
-            state = transformers.TrainerState.load_from_json(str(folder / STATE))
-            self._resumed_step = self._saved_step = state.global_step
-            self._trained_step = self._validated_step = state.global_step
-            for each in state.log_history:
-                self._note_best(each, each.get("step"))
-            logger.info("resuming from checkpoint %s, step %d", uuid, state.global_step)
+        self._resumed_step: int | None = None
+        if trial is not None and trial.latest_checkpoint is not None:
+            self._resumed_step = self._fetch(Path(trial.latest_checkpoint).name)
+            args.resume_from_checkpoint = str(self._folder / f"checkpoint-{self._resumed_step}")
+        done = -1 if self._resumed_step is None else self._resumed_step
+        self._validated_step = self._trained_step = self._saved_step = done
+
+    def _fetch(self, uuid: str) -> int:
+        """Bring a checkpoint into the Trainer's folder; a collective. Returns its step.
+
+        What is there of this step and of later ones was written by a run that ended before it was stored.
+        """
+
+        def make_room() -> int:
+            steps = int(self.core_context.checkpoint.get_metadata(uuid).get("steps_completed", -1))
+            for there in self._folder.glob("checkpoint-*"):
+                number = there.name.removeprefix("checkpoint-")
+                if number.isdigit() and int(number) >= steps:
+                    shutil.rmtree(there)
+            return steps
+
+        steps = as_chief(self._distributed, make_room)
+        folder = self._folder / f"checkpoint-{steps}"
+        self.core_context.checkpoint.download(uuid, str(self._folder))
+        self._distributed.allgather(None)  # machines may share the folder
+        if not (folder / "trainer_state.json").is_file():
+            message = f"checkpoint {uuid} holds no {folder.name}: it was not written by transformers' Trainer"
+            raise CheckpointError(message)
+        with contextlib.suppress(OSError, ValueError, KeyError):  # of Determined's callback there is none
+            self._kept = json.loads((folder / KEPT).read_bytes())["checkpoints"]
+        self._kept.append({"uuid": uuid, "steps_completed": steps})
+        logger.info("resuming from checkpoint %s, step %d", uuid, steps)
+        return steps
 
     # ------------------------------------------------------------------------------- of transformers' Trainer
 
@@ -142,14 +162,13 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             )
         self._is_training, self._is_stopping = True, False
         given, run = getattr(args, "hf_deepspeed_config", None), script_run()
-        if (
-            given is not None and self._is_chief and run is not None
-        ):  # what it is comes into the closing block
+        if given is not None and run is not None and self._is_chief:  # for the closing block
             write_whole(run.there.deepspeed_config, json.dumps(given.config, indent=2, default=str) + "\n")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the evaluation before the step."""
-        _PATIENCE.close()
+        """Report the evaluation before the step, which shows signs of life from now on."""
+        HEART.patient = 0
+        HEART.beat()
         self._report_validation()
         self._running = self._running or (state.global_step, time.perf_counter())
 
@@ -167,27 +186,29 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self.core_context.train.report_progress(min(1.0, step / last))
         # A finished trial that acknowledged a stop would be started again by the master.
         if step < state.max_steps:
-            preempt, distributed = self.core_context.preempt, self.core_context.distributed
+            preempt = self.core_context.preempt
             if preempt._preempt_mode is core.PreemptMode.WorkersAskChief:
                 stops = preempt.should_preempt()
             else:  # a rank answers for itself alone: rank 0 does for all
-                stops = distributed.broadcast(bool(self._is_chief and preempt.should_preempt()))
+                stops = self._distributed.broadcast(bool(self._is_chief and preempt.should_preempt()))
             if stops:
                 self._is_stopping = control.should_training_stop = True
         # Of what is saved, the loss is known before: it must be finite, and a resumed run counts from here.
         control.should_log = control.should_log or control.should_save or control.should_training_stop
         if control.should_evaluate or control.should_save:
-            self._be_patient()
+            HEART.patient = (
+                1  # until the next step: a metric, a checkpoint, the script's end may take any time
+            )
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """At the end, evaluate and save what was not; in the middle of a pass, only save."""
-        self._be_patient()
+        HEART.patient = 1
         self._report_validation()
         step = state.global_step
         if self._is_stopping and state.epoch != int(state.epoch):  # this pass is trained to its end later
             control.should_evaluate = control.should_save = False
         is_end = control.should_training_stop or step >= state.max_steps
-        if is_end and not self._is_stopping and step > self._validated_step and evaluates(args):
+        if is_end and not self._is_stopping and step > self._validated_step and args.eval_strategy != "no":
             control.should_evaluate = True
         if is_end and (step > self._saved_step or (control.should_evaluate and self._is_stopping)):
             control.should_save = True
@@ -209,30 +230,51 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         elif logs and step > self._trained_step and not any(name.startswith("test_") for name in logs):
             self._trained_step = step
             self._check_finite("loss", logs.get("loss"), step)
-            peaks = self.core_context.distributed.allgather(peak_bytes(args.device))
+            metrics |= memory_metrics(self._distributed.allgather(peak_bytes(args.device)))
+            if self._running is not None and step > self._running[0]:
+                samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+                seconds = time.perf_counter() - self._running[1]
+                metrics["samples_per_second"] = samples * (step - self._running[0]) / seconds
             if self._is_chief:
-                if self._running is not None and step > self._running[0]:
-                    samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-                    samples *= step - self._running[0]
-                    metrics["samples_per_second"] = samples / (time.perf_counter() - self._running[1])
-                metrics |= memory_metrics(peaks)
                 self.core_context.train.report_training_metrics(steps_completed=step, metrics=metrics)
         self._running = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Decide whether the evaluated weights are saved; a collective."""
-        if self._is_training and self._metric in (metrics or {}):
+        if not self._is_training or metrics is None:
+            return
+        if "eval_runtime" in metrics:  # there is one data set: before the Trainer itself misses a metric
+            self._report_validation()
+        if self._metric in metrics:
             self._check_finite(self._metric, metrics[self._metric], state.global_step)
-            is_best, policy = self._note_best(metrics, state.global_step), self._fit.checkpoint_policy
-            wanted = policy == "all" or (policy == "best" and is_best)
-            if self.core_context.distributed.broadcast(wanted) and state.global_step > self._saved_step:
+            policy = self._fit.checkpoint_policy
+            is_best = policy == "best" and self._best_step(state) == state.global_step
+            wanted = self._distributed.broadcast(is_best or policy == "all")
+            if wanted and state.global_step > self._saved_step:
                 control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Store what the Trainer has written."""
+        """Store ``checkpoint-N``, and delete the oldest ones over the limit, never the best nor the newest."""
         self._report_validation()
-        self._saved_step = state.global_step
-        self._checkpoints.store(state.global_step, args.save_total_limit, self._best_step)
+        self._saved_step = step = state.global_step
+        name, storage = f"checkpoint-{step}", self.core_context.checkpoint
+        if self._is_chief:
+            (self._folder / name / KEPT).write_text(json.dumps({"checkpoints": self._kept}))
+            if self._user_data is not None:
+                (self._folder / name / USER_DATA).write_text(json.dumps(self._user_data))
+        self._distributed.allgather(None)
+        uuid = storage.upload(
+            str(self._folder),
+            metadata={"steps_completed": step, **self._metadata},
+            shard=True,
+            selector=lambda path: path.startswith(f"{name}/"),
+        )
+        self._kept.append({"uuid": uuid, "steps_completed": step})
+        best = next((each for each in self._kept if each["steps_completed"] == self._best_step(state)), None)
+        for each in over_limit(self._kept, args.save_total_limit, best):
+            self._kept.remove(each)
+            if self._is_chief:
+                storage.delete(each["uuid"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report what is left."""
@@ -241,20 +283,14 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     # --------------------------------------------------------------------------------------------- its own
 
-    def _be_patient(self) -> None:
-        """Until the next step anything may take its time: a metric that is computed, a checkpoint, the script's end."""
-        _PATIENCE.close()
-        _PATIENCE.enter_context(HEART.patiently())
-
     def _report_validation(self) -> None:
         """Report the evaluations of one step, of one data set or several, once."""
         metrics, self._validation = self._validation, {}
-        if not metrics or (self._is_stopping and not self._is_training):
-            return  # what a script evaluates after a stop belongs to the training that is resumed
-        step = metrics["batches"]
-        if step <= self._validated_step:
+        # What a script evaluates after a stop belongs to the training that is resumed.
+        is_late = self._is_stopping and not self._is_training
+        if not metrics or is_late or metrics["batches"] <= self._validated_step:
             return
-        self._validated_step = step
+        self._validated_step = metrics["batches"]
         for key, name in self._needed.items():
             if name not in metrics:
                 names = ", ".join(sorted(metrics.keys() - {"batches", "epochs"}))
@@ -262,14 +298,14 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 message = "is not among the metrics of an evaluation"
                 raise refused(f"searcher.{key}", message, fix, "searcher-metric", value=name)
         if self._is_chief:
-            self.core_context.train.report_validation_metrics(steps_completed=step, metrics=metrics)
+            steps = self._validated_step
+            self.core_context.train.report_validation_metrics(steps_completed=steps, metrics=metrics)
 
-    def _note_best(self, metrics: Mapping[str, Any], step: int | None) -> bool:
-        value = finite(metrics.get(self._metric)) if self._metric else None
-        if not is_better(value, self._best, smaller_is_better=self._smaller_is_better):
-            return False
-        self._best, self._best_step = value, step
-        return True
+    def _best_step(self, state: Any) -> int | None:
+        """The step of the best evaluation of all, those before a resume included; of equals the first."""
+        values = [(finite(logs.get(self._metric)), logs["step"]) for logs in state.log_history]
+        found = [(self._sign * value, step) for value, step in values if value is not None]
+        return min(found)[1] if found else None
 
     def _check_finite(self, name: str | None, value: Any, step: int) -> None:
         if self._fit.stop_on_nan and value is not None and not math.isfinite(value):
@@ -281,27 +317,27 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
 def _check_carried_out(trial: Here, args: Any) -> None:
     """Refuse what the experiment requests and the Trainer would not do."""
-    run, metric = trial.run, trial.searcher.get("metric")
+    run, metric, world = trial.run, trial.searcher.get("metric"), num_ranks()
     if run is not None and run.measurement is not None:
         message, fix = "the steps of transformers' Trainer are not measured", "measure a trial, or a session"
-        raise refused("--measure", message, fix, "measure", value=run.measurement.steps)
+        raise refused("--measure", message, fix, "measure")
     if run is not None and run.fork is not None:
         message = "a run of transformers does not start from another's checkpoint by itself"
         fix = "remove it, and give that checkpoint's folder checkpoint-N to from_pretrained"
-        raise refused("searcher.source_checkpoint_uuid", message, fix, "hf-fork", value=str(run.fork))
-    if args.world_size != num_ranks():
-        # Without a GPU, accelerate takes each rank for the only one unless CPUs are requested.
-        message = f"transformers sees {args.world_size} of {num_ranks()} ranks: each would train on all data"
-        fix = "on CPUs, write TrainingArguments(use_cpu=True)"
-        raise refused("ranks", message, fix, "ranks", value=args.world_size)
-    if metric and not (metric.startswith("eval_") and evaluates(args)):
+        raise refused("searcher.source_checkpoint_uuid", message, fix, "hf-fork")
+    if args.world_size != world:  # without a GPU, accelerate takes each rank for the only one
+        message = f"transformers sees {args.world_size} of {world} ranks: each would train on all data"
+        raise refused("ranks", message, "on CPUs, write TrainingArguments(use_cpu=True)", "ranks")
+    if metric and (args.eval_strategy == "no" or not metric.startswith("eval_")):
         message = "transformers reports metrics of evaluations as eval_NAME, and nothing else"
         fix = "write eval_NAME, and eval_strategy or hyperparameters.fit.validation_period: {batches: N}"
         raise refused("searcher.metric", message, fix, "searcher-metric", value=metric)
     own = [name for name in ("global_batch_size", "fit") if trial.hyperparameters.get((name,)) is not None]
-    if own and getattr(args, "resolved", None) is None and is_chief():
-        words = "warning: hyperparameters.%s: not read by transformers' own TrainingArguments. fix: import them from"
-        logger.warning(f"{words} determined_ds.transformers", own[0])
+    if own and getattr(args, "resolved", None) is None:
+        words = (
+            "hyperparameters.%s: not read by transformers' own TrainingArguments. fix: import them from %s"
+        )
+        warn(words, own[0], "determined_ds.transformers")
 
 
 class ResumingTrainer:
@@ -316,14 +352,12 @@ class ResumingTrainer:
         options, data, run = trainer.args, trainer.eval_dataset, script_run()
         if resume_from_checkpoint is None:
             resume_from_checkpoint = options.resume_from_checkpoint
-        is_test = run is not None and run.test
-        if is_test and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        if run is None or not run.test:
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, dict):
             one_batch = range(min(len(data), options.per_device_eval_batch_size * options.world_size))
-            take = data.select if hasattr(data, "select") else partial(torch.utils.data.Subset, data)
-            trainer.eval_dataset = take(one_batch)
+            trainer.eval_dataset = torch.utils.data.Subset(data, one_batch)
         output = super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
-        if run is None or not is_test:
-            return output
         callbacks = [each for each in trainer.callback_handler.callbacks if isinstance(each, DetCallback)]
         if not callbacks or not trainer.is_deepspeed_enabled:
             message = "needs a DetCallback and a DeepSpeed JSON, to store a checkpoint and load it back"
@@ -331,13 +365,15 @@ class ResumingTrainer:
             raise refused("--test", message, fix, "test")
 
         def load() -> None:
-            with callbacks[0]._checkpoints.newest() as folder:
-                deepspeed_load_checkpoint(trainer.model_wrapped, str(folder))
+            newest = callbacks[0]._kept[-1]
+            with callbacks[0].core_context.checkpoint.restore_path(newest["uuid"]) as path:
+                stored = Path(path) / f"checkpoint-{newest['steps_completed']}"
+                deepspeed_load_checkpoint(trainer.model_wrapped, str(stored))
 
         context = SimpleNamespace(models=[trainer.model_wrapped], device=options.device)
         same = prove_checkpoint(context, lambda: trainer.evaluate().get("eval_loss"), load)
         run.trained = True
-        if is_chief():
+        if trainer.is_world_process_zero():
             print(f"test passed: trained, validated, saved, loaded back, validated to {same}", flush=True)
         return output
 
