@@ -543,7 +543,7 @@ class Session:
         if self._taken and (is_untouched or self._taken < self._accumulation):
             if not is_untouched:
                 left = f"{self._taken} of {self._accumulation} micro-batches of batch {done + 1}"
-                training.progress.note(f"left out    {left}: the script has ended in the middle of it")
+                training.reporter.note(f"left out    {left}: the script has ended in the middle of it")
             # The last whole step is reported and saved, unless a stream's position is after what was taken.
             due = self._due(training.schedule.due(done), agreed=True, ends=True)
             saves = due.checkpoint and training.data.place is None

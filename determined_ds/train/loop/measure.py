@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psutil
 import torch
 
 from determined_ds.config.params import FitOptions, Length
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.timeline import RecordedStep, recorded_step
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
 from determined_ds.train.group.process_group import gather_rows
@@ -22,6 +23,7 @@ from determined_ds.train.memory import watch
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDP, engine_name
 from determined_ds.trial.instruction_times import pipeline_times
+from determined_ds.trial.returned import refused
 
 
 def measure_throughput(
@@ -54,13 +56,11 @@ class Measuring:
     """Observes the steps of a :class:`Trainer`, which saves and validates nothing."""
 
     def __init__(self, trial: Any, context: Any, length: Measurement, *, source: str = "") -> None:
-        self._trial, self._context, self._length = trial, context, length
+        self._context, self._length = context, length
         self._start_seconds = self._started = 0.0
         self._taken: float | None = None  # of the step at hand, once its work is done
-        self._seconds: list[float] = []
-        self._losses: list[torch.Tensor] = []  # the sum of each step, and its weight
-        self._weights: list[float] = []
-        self._state_bytes: dict[int, int] = {}  # of each engine
+        self._steps: list[tuple[float, float, Any]] = []  # seconds; weight and sum of the loss
+        self._state_bytes = Counter[int]()  # of each engine
         self._let_go: list[Callable[[], None]] = []
         self._pipeline_step: RecordedStep | None = None
         fit = FitOptions(
@@ -73,11 +73,9 @@ class Measuring:
         )
         self.training = Trainer(trial, context).prepare(fit, source=source, measuring=self)
 
-    # ------------------------------------------------------------------------------------ of each step
-
     def begin_step(self) -> None:
         """A step begins."""
-        steps, length = len(self._seconds), self._length
+        steps, length = len(self._steps), self._length
         if steps == length.warmup and (times := pipeline_times(self._context.models)) is not None:
             times.record()
         if steps == 0:
@@ -85,13 +83,12 @@ class Measuring:
         # As late in the warm-up as can be, and not in the first step, which makes the optimizer's states.
         if steps == min(max(1, length.warmup - 1), length.total - 1):
             for index, engine in enumerate(self._context.models):
-
-                def note(found: dict[str, int], index: int = index) -> None:
-                    self._state_bytes[index] = max(self._state_bytes.get(index, 0), sum(found.values()))
-
-                self._let_go.append(watch(engine, note))
+                self._let_go.append(watch(engine, partial(self._note_states, index)))
         self._synchronize()
         self._started, self._taken = time.perf_counter(), None
+
+    def _note_states(self, index: int, found: dict[str, int]) -> None:
+        self._state_bytes[index] = max(self._state_bytes[index], sum(found.values()))
 
     def stop(self) -> None:
         """The work of the step is done: what comes before :meth:`end_step` is not its time."""
@@ -106,51 +103,50 @@ class Measuring:
 
     def end_step(self, _batches_trained: int) -> None:
         """A step has ended; a collective after the last one that counts."""
-        sums, device = self.training.sums, self._context.device
+        sums = self.training.sums
         assert self._taken is not None
-        self._seconds.append(self._taken)
         while self._let_go:
             self._let_go.pop()()
-        loss = sums.running("loss")
-        self._losses.append(torch.zeros((), device=device) if loss is None else loss.clone())
-        self._weights.append(sums.weight("loss"))
+        self._steps.append((self._taken, sums.weight("loss"), sums.running("loss")))
         sums.clear()
         if self.is_pending:
-            self._pipeline_step = _median_step(self._context.models, self._context.distributed)
-
-    # ------------------------------------------------------------------------------------ what was measured
+            self._pipeline_step = self._median_step()
 
     @property
     def is_pending(self) -> bool:
         """Whether all steps have ended."""
-        return len(self._seconds) == self._length.total
+        return len(self._steps) == self._length.total
 
     def add(self, metrics: Any, weight: float) -> None:
         """What a script reports of its own validation is not looked at."""
 
     def row(self) -> Row:
         """What has been measured so far; a collective. A step's time is that of the slowest rank."""
-        resolved, length, device = self._context.resolved, self._length, self._context.device
-        own = [self._seconds, self._weights, [float(loss) for loss in self._losses]]
-        rows = gather_rows(torch.tensor(own, dtype=torch.float64, device=device).flatten())
-        rows = rows.reshape(len(rows), 3, len(self._seconds))
-        seconds, weights, losses = rows[:, 0].amax(0), rows[:, 1].sum(0), rows[:, 2].sum(0)
-        metrics, batch = self.training.reporter.latest, resolved.batch
+        context, length, reporter, done = (
+            self._context,
+            self._length,
+            self.training.reporter,
+            len(self._steps),
+        )
+        own = [
+            (seconds, weight, float(0.0 if loss is None else loss)) for seconds, weight, loss in self._steps
+        ]
+        rows = gather_rows(torch.tensor(own, dtype=torch.float64, device=context.device).flatten())
+        rows = rows.reshape(len(rows), done, 3)
+        seconds, weights, losses = rows[..., 0].amax(0), rows[..., 1].sum(0), rows[..., 2].sum(0)
         repetition = Repetition(
             run_dir="",
             step_seconds=tuple(seconds.tolist()[length.warmup :]),
             losses=tuple((losses / weights).tolist()) if weights.all() else (),
             warmup=length.warmup,
             start_seconds=self._start_seconds,
-            peak_memory_bytes_by_rank=self.training.reporter.memory_by_rank,
-            model_state_bytes_by_rank=tuple(
-                self._context.distributed.allgather(sum(self._state_bytes.values()))
-            ),
-            bubble=metrics.get("bubble"),
-            bubble_ideal=metrics.get("bubble_ideal"),
+            peak_memory_bytes_by_rank=reporter.memory_by_rank,
+            model_state_bytes_by_rank=tuple(context.distributed.allgather(self._state_bytes.total())),
+            bubble=reporter.latest.get("bubble"),
+            bubble_ideal=reporter.latest.get("bubble_ideal"),
             pipeline_step=self._pipeline_step,
         )
-        done, engine = len(self._seconds), engine_name(self._context.models[0])
+        resolved, engine = context.resolved, engine_name(context.models[0])
         return Row(
             name=DDP if engine == DDP else resolved.strategy.name,
             engine=engine,
@@ -158,15 +154,33 @@ class Measuring:
             status=MEASURED if self.is_pending else STOPPED,
             reason="" if self.is_pending else f"stopped after {done} of {length.total} steps",
             zero_stage=resolved.zero_stage,
-            micro_batch_size=batch.micro_batch_size,
-            accumulation=batch.accumulation,
-            replicas=batch.replicas,
+            micro_batch_size=resolved.batch.micro_batch_size,
+            accumulation=resolved.batch.accumulation,
+            replicas=resolved.batch.replicas,
             pipe_parallel_size=resolved.topology.pipe_parallel_size,
             precision=resolved.strategy.precision,
-            samples_per_step=batch.global_batch_size,
-            tokens_per_sample=getattr(self._trial, "tokens_per_sample", lambda: None)(),
+            samples_per_step=resolved.batch.global_batch_size,
+            tokens_per_sample=reporter.tokens_per_sample,
             repetitions=(repetition,),
         )
+
+    def _median_step(self) -> RecordedStep | None:
+        """The recorded step of a pipeline that has the median length, of the first replica; a collective.
+
+        The same on every rank; None without a pipeline, where no step was recorded, or where the pipeline lies on
+        several machines, whose clocks differ.
+        """
+        if (times := pipeline_times(self._context.models)) is None:
+            return None
+        own = (times.stage, socket.gethostname(), [step for step in times.recorded() if step])
+        gathered = self._context.distributed.allgather(own)
+        ranks = [gathered[rank] for rank in times.pipelines[0]]
+        of_stage = {stage: steps for stage, _, steps in ranks}  # slices of a stage run alike
+        steps = list(zip(*(of_stage[stage] for stage in sorted(of_stage)), strict=False))
+        if not steps or len({machine for _, machine, _ in ranks}) > 1:
+            return None
+        lengths = [max(spans[-1].end - spans[0].start for spans in step) for step in steps]
+        return recorded_step(times.pipeline, steps[lengths.index(statistics.median_low(lengths))])
 
 
 def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
@@ -179,8 +193,9 @@ def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
     if expected not in found:
         has = " and ".join(f"ZeRO {stage} in {kind}" for stage, kind in found)
         said = f"the configuration is ZeRO {expected[0]} in {expected[1]}"
-        message = f"{made_by} makes an engine of {has}; {said}"
-        raise ConfigError(Problem(key="engine", value=has, message=message, fix=fix, code="engine-config"))
+        raise refused(
+            "engine", f"{made_by} makes an engine of {has}; {said}", fix, "engine-config", value=has
+        )
 
 
 def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> None:
@@ -188,26 +203,7 @@ def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> 
     if row.status == STOPPED and not was_stopped:
         message = f"the script trains only {row.reason.removeprefix('stopped after ')}"
         fix = "measure fewer steps (--steps, --warmup), or have the script train longer"
-        raise ConfigError(Problem(key="--measure", message=message, fix=fix, code="measure"))
+        raise refused("--measure", message, fix, "measure")
     run.is_measured = True
     if is_chief:
         write_row(row, run.there.measured)
-
-
-def _median_step(engines: Sequence[Any], distributed: Any) -> RecordedStep | None:
-    """The recorded step of a pipeline that has the median length, of the first replica; a collective.
-
-    The same on every rank; None without a pipeline, where no step was recorded, or where the pipeline lies on several
-    machines, whose clocks differ.
-    """
-    if (times := pipeline_times(engines)) is None:
-        return None
-    own = [step for step in times.recorded() if step]
-    gathered = distributed.allgather((times.stage, socket.gethostname(), own))
-    ranks = [gathered[rank] for rank in times.pipelines[0]]
-    of_stage = {stage: steps for stage, _, steps in ranks}  # slices of a stage run alike
-    steps = list(zip(*(of_stage[stage] for stage in sorted(of_stage)), strict=False))
-    if not steps or len({machine for _, machine, _ in ranks}) > 1:
-        return None
-    lengths = [max(spans[-1].end - spans[0].start for spans in step) for step in steps]
-    return recorded_step(times.pipeline, steps[lengths.index(statistics.median_low(lengths))])

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from determined import pytorch, util
 
-from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.errors import TrainingError
 from determined_ds.train.group.process_group import gather_rows, is_alone
-from determined_ds.trial.returned import described
+from determined_ds.trial.returned import described, refused
 
 Reducer = pytorch.Reducer
 # MPS has no float64; everything that trains here does.
@@ -41,18 +41,20 @@ class MetricSums:
 
     Args:
         device: Of the training backend.
-        reducers: How each metric is reduced, or one for all; the weighted mean by default.
+        reducers: How metrics are reduced, by name.
+        default: How all others are; by default to the weighted mean.
         source: The method that returned the metrics, for messages.
     """
 
     def __init__(
         self,
         device: torch.device,
-        reducers: Reducer | Mapping[str, Reducer] = Reducer.AVG,
+        reducers: Mapping[str, Reducer] | None = None,
+        default: Reducer = Reducer.AVG,
         *,
         source: str,
     ) -> None:
-        self._device, self._reducers, self._source = device, reducers, source
+        self._device, self._reducers, self._default, self._source = device, reducers or {}, default, source
         # Agreed upon at the first reduction, and again where a rank meets another name.
         self._names: list[str] | None = None
         self.clear()
@@ -62,10 +64,6 @@ class MetricSums:
         self._values: dict[str, torch.Tensor] = {}
         self._weights: dict[str, float] = {}
 
-    def _reducer(self, name: str) -> Reducer:
-        how = self._reducers
-        return how.get(name, Reducer.AVG) if isinstance(how, Mapping) else how
-
     def add(self, metrics: Mapping[str, Any], weight: float = 1.0) -> None:
         """Add the metrics of one batch.
 
@@ -74,24 +72,29 @@ class MetricSums:
             weight: Samples that the values are means over; with 0 the batch does not count.
         """
         for name, value in metrics.items():
-            before, kind = self._values.get(name), self._reducer(name)
-            # Nearly every metric is added by one operation: a scalar on this device with a sum to add it to.
-            if (
-                before is not None
-                and weight
-                and isinstance(value, torch.Tensor)
-                and not value.ndim
-                and value.device == before.device == self._device
-                and kind == Reducer.AVG
-            ):
-                before.add_(value.detach(), alpha=weight)
-                self._weights[name] += weight
+            kind, before = self._reducers.get(name, self._default), self._values.get(name)
+            # Numbers on the host are added up there: the host would wait for each copy to a GPU.
+            is_tensor = isinstance(value, torch.Tensor)
+            how: dict[str, Any] = {"device": self._device} if is_tensor else {"dtype": DTYPE}
+            try:
+                new = torch.as_tensor(value, **how).detach()
+                if not new.numel() or new.is_complex():
+                    raise ValueError
+            except (TypeError, ValueError, RuntimeError):
+                raise TrainingError(
+                    f"{self._source}: metric {name!r} is {described(value)}\n"
+                    "  fix: use numbers, or tensors, arrays or lists of numbers"
+                ) from None
+            new = KINDS[kind][0](new.to(DTYPE)) if new.ndim else new
+            if not weight:
                 continue
-            scalar = self._scalar(name, value)
-            if weight:
-                self._weights[name] = self._weights.get(name, 0.0) + weight
-                new = scalar * weight if kind == Reducer.AVG else scalar
-                self._values[name] = new if before is None else KINDS[kind][1](before, new)
+            self._weights[name] = self._weights.get(name, 0.0) + weight
+            if before is None:
+                self._values[name] = new.to(DTYPE) * (weight if kind == Reducer.AVG else 1)
+            elif kind == Reducer.AVG:  # by one operation, of a scalar on this device
+                self._values[name] = torch.add(before, new, alpha=weight)
+            else:
+                self._values[name] = KINDS[kind][1](before, new)
 
     def running(self, name: str) -> torch.Tensor | None:
         """The sum of a metric since the last reduction, on the device; None where there is none yet."""
@@ -100,22 +103,6 @@ class MetricSums:
     def weight(self, name: str) -> float:
         """The total weight of :meth:`running`."""
         return self._weights.get(name, 0.0)
-
-    def _scalar(self, name: str, value: Any) -> torch.Tensor:
-        # Numbers on the host are added up there: the host would wait for each copy to a GPU.
-        device = self._device if isinstance(value, torch.Tensor) else None
-        try:
-            if isinstance(value, (list, tuple)) and any(isinstance(item, np.ndarray) for item in value):
-                value = np.asarray(value, dtype=float)  # torch takes no list of arrays without dimensions
-            tensor = torch.as_tensor(value, dtype=None if device else DTYPE, device=device).detach()
-            if not tensor.numel() or tensor.is_complex():
-                raise ValueError
-        except (TypeError, ValueError, RuntimeError):
-            raise TrainingError(
-                f"{self._source}: metric {name!r} is {described(value)}\n"
-                "  fix: use numbers, or tensors, arrays or lists of numbers"
-            ) from None
-        return KINDS[self._reducer(name)][0](tensor.to(DTYPE))  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """What was added since the last reduction, for a checkpoint."""
@@ -156,8 +143,8 @@ class MetricSums:
         self.clear()
         result = {}
         for at, name in enumerate(names, start=1):
-            weights = rows[:, at]
-            own, kind = rows[weights > 0, at + len(names)], self._reducer(name)
+            weights, kind = rows[:, at], self._reducers.get(name, self._default)
+            own = rows[weights > 0, at + len(names)]
             if len(own):
                 value = functools.reduce(KINDS[kind][1], own)
                 result[name] = float(value / weights.sum() if kind == Reducer.AVG else value)
@@ -172,12 +159,9 @@ class Reducers:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """A copy of the attributes of every reducer, in the order in which they were wrapped."""
-        found = []
-        for each in self._context._wrapped_reducers:
-            attributes = dict(vars(each.reducer))
-            attributes.pop("fn", None)  # the function of a simple reducer
-            found.append(copy.deepcopy(attributes))
-        return found
+        wrapped = (vars(each.reducer) for each in self._context._wrapped_reducers)
+        # ``fn`` is the function of a simple reducer.
+        return [copy.deepcopy({name: own[name] for name in own if name != "fn"}) for own in wrapped]
 
     def load_state_dict(self, state_dict: list[Any]) -> None:
         """Continue from :meth:`state_dict`."""
@@ -194,17 +178,26 @@ class Reducers:
             self.load_state_dict(state)
 
 
-# ------------------------------------------------------------------------------------ values as they are reported
-
-
 def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False) -> dict[str, Any]:
     """Metrics as numbers, strings, lists and dicts, which a master takes and JSON can hold."""
+
+    def as_plain(value: Any) -> Any:
+        if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+            value = value.tolist()
+        if value is None or isinstance(value, (str, bool, int, float)):
+            return value
+        if isinstance(value, Mapping):
+            return {str(key): as_plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [as_plain(item) for item in value]
+        raise TypeError(described(value))
+
     found = {}
     for name, value in metrics.items():
         try:
             if value is None and not for_training:
                 raise TypeError("None")
-            found[str(name)] = _plain(value)
+            found[str(name)] = as_plain(value)
         except TypeError as error:
             raise TrainingError(
                 f"{source}: metric {name!r} is {described(value)}, of which {error} cannot be reported\n"
@@ -213,24 +206,14 @@ def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False
     return found
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        value = value.tolist()
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    raise TypeError(described(value))
-
-
 def searched(metrics: Mapping[str, Any], name: str) -> float:
     """The value of the searcher's metric."""
-    if util.is_numerical_scalar(metrics.get(name)):
-        return float(metrics[name])
-    known = sorted(each for each, value in metrics.items() if util.is_numerical_scalar(value))
-    message = f"the trial reports {described(metrics[name]) if name in metrics else 'no metric'} by this name"
-    fix = f"name a number that it reports: {', '.join(known)}" if known else "report a number by this name"
-    problem = {"key": "searcher.metric", "message": message, "fix": fix, "code": "searcher-metric"}
-    raise ConfigError(Problem(value=name, **problem))
+    numbers = {each: value for each, value in metrics.items() if util.is_numerical_scalar(value)}
+    if name in numbers:
+        return float(numbers[name])
+    what = described(metrics[name]) if name in metrics else "no metric"
+    names = ", ".join(sorted(numbers))
+    fix = f"name a number that it reports: {names}" if names else "report a number by this name"
+    raise refused(
+        "searcher.metric", f"the trial reports {what} by this name", fix, "searcher-metric", value=name
+    )

@@ -13,7 +13,6 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,15 +29,30 @@ DRAWN_EVERY_S = 0.25
 
 
 class Reporter:
-    """Makes reports of the accumulated metrics. Only the chief sends them."""
+    """Makes reports of the accumulated metrics, sends them as the chief, and shows them.
 
-    def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
-        self._context, self._progress = context, progress
-        self._tokens_per_sample: float | None = getattr(trial, "tokens_per_sample", lambda: None)()
+    With a panel, notes and validations are lines above it; without, each report is a line.
+
+    Args:
+        shows: Whether this rank shows anything, with a panel if it has a terminal.
+    """
+
+    def __init__(self, trial: Any, context: Any, *, shows: bool) -> None:
+        self._context, self._shows = context, shows
+        self.tokens_per_sample: int | None = getattr(trial, "tokens_per_sample", lambda: None)()
         self._training_s, self._num_batches = 0.0, 0  # since the last report
         self._started: float | None = None
         self.latest: dict[str, Any] = {}
         self.memory_by_rank: tuple[int, ...] = ()
+        has_terminal = (
+            os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown") and sys.stdout.isatty()
+        )
+        self._panel = DrawnPanel() if shows and has_terminal else None
+        self._state, self._next_s, self._status = RunState(), 0.0, ""
+        self._width = 1  # of a number of batches
+        self._handlers = contextlib.ExitStack()
+
+    # ------------------------------------------------------------------------------------ how long it trains
 
     def batch_begins(self) -> None:
         """A batch is about to be trained: from the first one on, the time until :meth:`pause` is that of training.
@@ -62,24 +76,37 @@ class Reporter:
             self._training_s += time.perf_counter() - self._started
             self._started = None
 
+    # ------------------------------------------------------------------------------------ reports
+
     def reduce(self, sums: MetricSums, *riders: torch.Tensor) -> tuple[dict[str, Any], list[list[float]]]:
         """The training metrics since the last report over all ranks, by one collective; and its other riders."""
         context = self._context
-        times = pipeline_times(context.models)
+        engine, times = context.models[0], pipeline_times(context.models)
         own = [peak_bytes(context.device), *(times.take() if times else ())]
         reduced, rows = sums.reduce(torch.tensor(own, dtype=torch.float64), *riders)
         self.pause()
         peaks, *columns = list(zip(*rows, strict=True))[: len(own)]
         self.memory_by_rank = tuple(map(int, peaks))
         metrics: dict[str, Any] = {**reduced, **context.reduce_metrics(for_training=True)}
-        metrics |= engine_metrics(context.models[0])
+        if rates := engine.get_lr() if engine.optimizer is not None else []:
+            metrics["lr"] = float(rates[0])
+        norm = engine.get_global_grad_norm()
+        if norm is not None and math.isfinite(
+            norm
+        ):  # inf where the step was skipped: no gradient was applied
+            metrics["grad_norm"] = float(norm)
+        if engine.fp16_enabled():
+            # Optimizers without ZeRO keep it elsewhere than those with; this works for all of them.
+            metrics["loss_scale"] = float(engine._get_optimizer_loss_scale())
+        if engine.fp16_enabled() or engine.skipped_steps:
+            metrics["skipped_steps"] = int(engine.skipped_steps)
         # Over replicas: samples are counted once, however many ranks hold a replica.
         seconds, samples = self._training_s, self._num_batches * context.resolved.batch.global_batch_size
         self._training_s, self._num_batches = 0.0, 0
         if seconds:
             metrics["samples_per_second"] = samples / seconds
-            if self._tokens_per_sample:
-                metrics["tokens_per_second"] = samples / seconds * self._tokens_per_sample
+            if self.tokens_per_sample:
+                metrics["tokens_per_second"] = samples / seconds * self.tokens_per_sample
         metrics |= memory_metrics(self.memory_by_rank)
         if times is not None and (measured := times.bubble(*columns)) is not None:
             metrics |= {"bubble": measured, "bubble_ideal": counted_bubble(times.pipeline)}
@@ -106,62 +133,31 @@ class Reporter:
     def _show(self, group: str, batches_trained: int, metrics: dict[str, Any]) -> None:
         if self._context.get_enable_tensorboard_logging():
             write_scalars(self._context.get_tensorboard_writer(), group, batches_trained, metrics)
-        self._progress.report(group, batches_trained, metrics)
+        self._state.take(group, batches_trained, metrics)
+        self._draw()
+        if self._panel is None or group != TRAINING:
+            self.note(report_line(group, batches_trained, self._state.total, metrics, digits=self._width))
 
     def upload(self) -> None:
         """Flush the files for TensorBoard; on a cluster, upload them to its storage."""
         if self._context.get_enable_tensorboard_logging():
             upload(self._context)
 
-
-def engine_metrics(engine: Any) -> dict[str, Any]:
-    """What DeepSpeed reports of the last step: learning rate, gradient norm, loss scale, skipped steps."""
-    metrics: dict[str, Any] = {}
-    if rates := engine.get_lr() if engine.optimizer is not None else []:
-        metrics["lr"] = float(rates[0])
-    norm = engine.get_global_grad_norm()
-    if norm is not None and math.isfinite(norm):  # inf where the step was skipped: no gradient was applied
-        metrics["grad_norm"] = float(norm)
-    if engine.fp16_enabled():
-        # Optimizers without ZeRO keep it elsewhere than those with; this works for all of them.
-        metrics["loss_scale"] = float(engine._get_optimizer_loss_scale())
-    if engine.fp16_enabled() or engine.skipped_steps:
-        metrics["skipped_steps"] = int(engine.skipped_steps)
-    return metrics
-
-
-class Progress:
-    """What a rank shows: with a panel, notes and validations are lines above it; without, each report is a line.
-
-    Args:
-        shows: Whether it shows anything: the chief does, with a panel if it has a terminal.
-    """
-
-    def __init__(self, *, shows: bool) -> None:
-        self._shows = shows
-        has_terminal = (
-            os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown") and sys.stdout.isatty()
-        )
-        self._panel = DrawnPanel() if shows and has_terminal else None
-        self._state, self._next_s = RunState(), 0.0
-        self._width = 1  # of a number of batches
-        self._handlers = contextlib.ExitStack()
+    # ------------------------------------------------------------------------------------ the terminal
 
     def start(
         self, *, total: int | None, done: int, metric: str = "", smaller_is_better: bool = True
     ) -> None:
         """Training goes from batch ``done`` to ``total``, None where that is not known; a validation's ``metric``."""
         self._width = len(str(total or done))
-        state = RunState(metric=metric, smaller_is_better=smaller_is_better, total=total, batch=done)
-        self._state = state
+        self._state = RunState(metric=metric, smaller_is_better=smaller_is_better, total=total, batch=done)
         if done and total is not None and done >= total:
             self.note(f"resumed at batch {done}; nothing left to train: max_length is {total}")
         elif done:
             self.note(f"resumed at batch {done}{'' if total is None else f' of {total}'}")
         if self._panel is None:
             return
-        state.checkpoint = done or None
-        self._panel.state = state
+        self._state.checkpoint, self._panel.state = done or None, self._state
         self._panel.start()
         # rich has put proxies in the place of these streams; handlers of logs still write to what was there before.
         proxies = {getattr(each, "rich_proxied_file", None): each for each in (sys.stdout, sys.stderr)}
@@ -177,16 +173,12 @@ class Progress:
             self._draw()
 
     def status(self, status: str) -> None:
-        """What is done now: ``training``, ``validating`` or ``checkpointing``."""
-        self._state.status = status
-        self._draw()
-
-    def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
-        """Metrics were reported."""
-        self._state.take(group, batches_trained, metrics)
-        self._draw(if_due=True)
-        if self._panel is None or group != TRAINING:
-            self.note(report_line(group, batches_trained, self._state.total, metrics, digits=self._width))
+        """What is done now: ``training``, ``validating`` or ``checkpointing``; a master is told by the chief."""
+        if self._context.distributed.rank == 0 and status != self._status:
+            self._status = self._state.status = status
+            self._draw(at_once=True)
+            with HEART.patiently():  # a master may not answer for a while
+                self._context._core.train.set_status(status)
 
     def checkpoints(self, newest: int, writing: int | None) -> None:
         """The batch of the newest checkpoint, and again that of one which is still written while training continues."""
@@ -194,7 +186,7 @@ class Progress:
         if writing is None and newest != state.checkpoint:
             state.checkpoint, state.checkpoint_time = newest, time.time()
         state.writing = writing
-        self._draw(if_due=True)
+        self._draw()
 
     def note(self, text: str) -> None:
         """Show a line that is worth keeping."""
@@ -209,15 +201,14 @@ class Progress:
             self._handlers.close()
             self._panel.stop()
 
-    def _draw(self, *, if_due: bool = False) -> None:
-        if self._panel is None or not self._panel.is_shown or (if_due and time.monotonic() < self._next_s):
+    def _draw(self, *, at_once: bool = False) -> None:
+        if self._panel is None or not self._panel.is_shown:
             return
-        if (
-            STOP.is_set()
-        ):  # the launcher has announced it below the panel, which goes and takes those words along
+        if STOP.is_set():
+            # The launcher has announced it below the panel, which goes and takes those words along.
             self.stop()
             self._panel = None
             self.note("stopping    after this batch, with a checkpoint")
-            return
-        self._panel.refresh()
-        self._next_s = time.monotonic() + DRAWN_EVERY_S
+        elif at_once or time.monotonic() >= self._next_s:
+            self._panel.refresh()
+            self._next_s = time.monotonic() + DRAWN_EVERY_S

@@ -19,7 +19,7 @@ ASK_EVERY_S = 5.0
 # The same while a checkpoint is written, so that it is soon complete.
 ASK_WRITERS_EVERY_S = 0.25
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
-MOST_LOSSES = 64  # copies of losses that are looked at together
+MOST_LOSSES = 64  # that are looked at together
 NONE = -1.0  # batch of a rank whose losses were all finite
 
 
@@ -37,7 +37,13 @@ class Due:
 
 
 class Schedule:
-    """When a run reports, validates, checkpoints and ends: every period counts from the start of training."""
+    """When a run reports, validates, checkpoints and ends: every period counts from the start of training.
+
+    Attributes:
+        batches_per_epoch: None where the data has no length, and so no epochs.
+        stated_batches: How many are trained; None where that is not stated.
+        in_epochs: Whether anything is counted in them.
+    """
 
     def __init__(self, fit: FitOptions, batches_per_epoch: int | None) -> None:
         self._fit, self.batches_per_epoch = fit, batches_per_epoch
@@ -51,14 +57,10 @@ class Schedule:
                 Problem(key=f"fit.{name}", value=f"{value} epochs", message=message, fix=fix, code=code)
                 for name, value in in_epochs.items()
             )
-        self.stated_batches: int | None = None
-        if (length := fit.max_length) is not None:
-            assert isinstance(length.value, int)
-            self.stated_batches = length.value * self._batches_of(length.unit)
+        self._batches_of = {"batches": 1, "epochs": batches_per_epoch or 1}
+        length = fit.max_length
+        self.stated_batches = None if length is None else int(length.value) * self._batches_of[length.unit]  # type: ignore[arg-type]
         self.num_batches = self.stated_batches or sys.maxsize
-
-    def _batches_of(self, unit: str) -> int:
-        return (self.batches_per_epoch or 1) if unit == "epochs" else 1
 
     def epoch_of(self, batch: int) -> tuple[int, bool, bool]:
         """The epoch of a batch (from 0), and whether it is its first and its last; one endless epoch without epochs."""
@@ -74,16 +76,12 @@ class Schedule:
         def is_reached(period: Length | Duration | None) -> bool:
             if end or period is None or isinstance(period, Duration):
                 return end
-            count, inside = divmod(batches_trained, self._batches_of(period.unit))
+            count, inside = divmod(batches_trained, self._batches_of[period.unit])
             is_it = count % period.value == 0 if isinstance(period.value, int) else count in period.value
             return is_it and not inside
 
-        return Due(
-            report=is_reached(fit.reporting_period),
-            validate=is_reached(fit.validation_period),
-            checkpoint=is_reached(fit.checkpoint_period),
-            end=end,
-        )
+        report, validate = is_reached(fit.reporting_period), is_reached(fit.validation_period)
+        return Due(report=report, validate=validate, checkpoint=is_reached(fit.checkpoint_period), end=end)
 
 
 class StopRequests:
@@ -107,8 +105,9 @@ class StopRequests:
         """Training begins after this batch; ask first after the next one."""
         self.next_batch, self.checkpoint_due = batches_trained + 1, False
         self._batch_s = math.inf  # seconds of a batch of late
+        # The next checkpoint by the clock is due a period after ``saved_s``.
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
-        self.saved_s = time.monotonic()  # the next checkpoint by the clock is due a period from then
+        self.saved_s = self._asked_at_s
 
     def vote(self, batches_trained: int) -> torch.Tensor:
         """This rank's numbers: whether it wants to stop, and whether it still writes.
@@ -151,12 +150,9 @@ class LossGuard:
         self._losses: dict[int, torch.Tensor] = {}
 
     def look(self, loss: torch.Tensor | None, batch: int) -> None:
-        """Check the loss of batch ``batch`` (from 1), or a sum that holds it, without waiting for the device.
-
-        A copy is one operation of the device a step; the rest is done for many steps at once.
-        """
+        """Check the loss of batch ``batch`` (from 1), or a sum that holds it, for many steps at once."""
         if loss is not None:
-            self._losses[batch] = loss.clone()
+            self._losses[batch] = loss
             if len(self._losses) >= MOST_LOSSES:
                 self.first_bad()
 

@@ -38,7 +38,7 @@ from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import all_ranks_come, as_chief
 from determined_ds.train.here import cluster_info, script_run
 from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
-from determined_ds.train.loop.reporting import Progress, Reporter
+from determined_ds.train.loop.reporting import Reporter
 from determined_ds.train.loop.stopping import LENGTHS, NONE, Due, LossGuard, Schedule, StopRequests
 from determined_ds.train.loop.validation import Validator
 from determined_ds.trial import returned
@@ -177,7 +177,7 @@ class Trainer:
         if fit.profiling_enabled or (experiment.get("profiling") or {}).get("enabled"):
             context._core.profiler.on()
         self.fit_options = fit
-        self.progress = Progress(shows=self.is_chief and self._keeps)
+        self.reporter = Reporter(trial, context, shows=self.is_chief and self._keeps)
         self.state = TrialState(trial_id=info.trial.trial_id if info and info.task_type == "TRIAL" else 0)
         self.callbacks, hook = built_callbacks(trial, context), "on_step_end"
         steps = [getattr(each, hook, None) for each in self.callbacks.values()]
@@ -188,20 +188,18 @@ class Trainer:
         self.sums = MetricSums(context.device, source=source or method_of(trial, *METHODS))
         self.data = TrainingData()
         parts = {"metrics": self.sums, "reducers": Reducers(context), "data": self.data}
-        most, warm_start, note = fit.save_total_limit, fit.warm_start, self.progress.note
+        most, warm_start, note = fit.save_total_limit, fit.warm_start, self.reporter.note
         self.checkpoints = Checkpoints(
             trial, context, self.callbacks, parts, most, warm_start=warm_start, note=note
         )
-        self.reporter = Reporter(trial, context, self.progress)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context, fit.checkpoint_period, self.checkpoints)
         self._generators: dict[str, Any] = {}
         self._best_at = -1  # batch of this process's best validation
         self._taken = 0  # micro-batches of this process
-        self._status = ""
         # Whatever happens once it is entered, callbacks and display are ended.
         self.closing = contextlib.ExitStack()
-        self.closing.callback(self.progress.stop)
+        self.closing.callback(self.reporter.stop)
         self.closing.callback(self.checkpoints.abandon)
         return self
 
@@ -279,7 +277,7 @@ class Trainer:
             self._of_step = {}
             for hook in self._hooks:
                 hook(done - 1, mean)
-        self.progress.step(done)
+        self.reporter.step(done)
         HEART.step(done)
         for each in self.observers:
             each.stop()
@@ -327,7 +325,7 @@ class Trainer:
         if due.checkpoint:
             self.checkpoint(waits=due.end)
         if due.validate or due.checkpoint:
-            self._set_status("training")
+            self.reporter.status("training")
             self.reporter.upload()
             if not due.end:  # they may have taken long
                 self._ask()
@@ -394,7 +392,7 @@ class Trainer:
         if done:
             self.do(Due(checkpoint=True, end=True))
         reason = getattr(self.context._core.preempt, "reason", "") or "as requested"
-        self.progress.note(f"stopped     batch {done}{f' of {total}' if total else ''}, {reason}")
+        self.reporter.note(f"stopped     batch {done}{f' of {total}' if total else ''}, {reason}")
 
     def _ask(self) -> None:
         self._stops.ask(self.state.batches_trained)
@@ -403,13 +401,6 @@ class Trainer:
     def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
         for callback in self.callbacks.values():
             getattr(callback, hook)(*args, **kwargs)
-
-    def _set_status(self, status: str) -> None:
-        if self.is_chief and status != self._status:
-            self._status = status
-            self.progress.status(status)
-            with HEART.patiently():  # a master may not answer for a while
-                self.context._core.train.set_status(status)
 
     # ------------------------------------------------------------------------------------ report, validate
 
@@ -433,7 +424,7 @@ class Trainer:
     def _validate(self) -> bool:
         """Validate and report; a collective. Returns whether a checkpoint is due for it."""
         state, name = self.state, self._metric
-        self._set_status("validating")
+        self.reporter.status("validating")
         metrics = self.validator.run(list(self.callbacks.values()))
         batch = state.last_validation = state.batches_trained
         position = {"batches": batch}
@@ -469,11 +460,11 @@ class Trainer:
             if waits:
                 self.checkpoints.finish()
             return
-        self._set_status("checkpointing")
+        self.reporter.status("checkpointing")
         best = self._best_at == state.batches_trained
         self.checkpoints.save(state, best=best, waits=waits and not self._test_mode)
         self._stops.saved_s = time.monotonic()
-        self.progress.checkpoints(state.last_checkpoint, self.checkpoints.batch_in_writing)
+        self.reporter.checkpoints(state.last_checkpoint, self.checkpoints.batch_in_writing)
 
     def _seal_written(self) -> None:
         """Complete a checkpoint that was written meanwhile, if the last vote says that all ranks have."""
@@ -481,7 +472,7 @@ class Trainer:
             self._stops.is_written = False
             self.reporter.pause()
             self.checkpoints.finish()
-            self.progress.checkpoints(self.state.last_checkpoint, None)
+            self.reporter.checkpoints(self.state.last_checkpoint, None)
 
     def _save_before_error(self) -> None:
         """Write a checkpoint before an error is raised, where all ranks have one and so can take part in it."""
@@ -505,7 +496,7 @@ class Trainer:
             callback.on_trial_startup(context.get_initial_batch(), name)
             self.closing.callback(callback.on_trial_shutdown)
         if self.validator is None:
-            self.validator = Validator(self.trial, context, self.progress.note, test_mode=self._test_mode)
+            self.validator = Validator(self.trial, context, self.reporter.note, test_mode=self._test_mode)
         context.reset_reducers()
         if latest_checkpoint is not None:
             self.read(latest_checkpoint)
@@ -520,7 +511,7 @@ class Trainer:
 
     def begin(self) -> Any:
         """Do all that comes before the first batch; a collective. Returns the micro-batches, None on ranks without."""
-        context, mpu, data, note = self.context, self.context._mpu, self.data, self.progress.note
+        context, mpu, data, note = self.context, self.context._mpu, self.data, self.reporter.note
         fit, seed, done = self.fit_options, context.get_trial_seed(), self.state.batches_trained
         if mpu.should_build_data_loader:
             loader = build_loader(self.trial, context, METHOD, note)
@@ -546,7 +537,7 @@ class Trainer:
         self.schedule = Schedule(fit, per_epoch)
         context.adopt()
         total, metric, is_less = self.schedule.stated_batches, self._metric, self._smaller_is_better
-        self.progress.start(total=total, done=done, metric=metric, smaller_is_better=is_less)
+        self.reporter.start(total=total, done=done, metric=metric, smaller_is_better=is_less)
         self._call_back("on_training_start")
         check_callbacks(self.callbacks)
         self.checkpoints.prepare(fit.asynchronous_checkpoints)
@@ -567,7 +558,7 @@ class Trainer:
             for name, each in engine.module.named_parameters()
         ]
         self.closing.enter_context(context.profiler or contextlib.nullcontext())
-        self._set_status("training")
+        self.reporter.status("training")
         self._stops.start(done)
         if fit.profile is None:
             return data.batches
@@ -592,7 +583,7 @@ class Trainer:
             if proof is None:
                 proof, words = lambda: self.validator.run([]), "validated, saved, loaded back, validated to"
             same = prove_checkpoint(self.context, proof, lambda: self.read(self.state.kept[-1]))
-            self.progress.note(f"test passed: trained, {words} {same}")
+            self.reporter.note(f"test passed: trained, {words} {same}")
         HEART.rest()
 
     def evaluate(self, checkpoint: str) -> None:
