@@ -77,6 +77,8 @@ class MetricSums:
             is_tensor = isinstance(value, torch.Tensor)
             how: dict[str, Any] = {"device": self._device} if is_tensor else {"dtype": DTYPE}
             try:
+                if isinstance(value, (list, tuple)) and any(isinstance(each, np.ndarray) for each in value):
+                    value = np.asarray(value, dtype=float)  # torch takes no list of arrays without dimensions
                 new = torch.as_tensor(value, **how).detach()
                 if not new.numel() or new.is_complex():
                     raise ValueError
