@@ -42,6 +42,17 @@ T = TypeVar("T")
 PATIENCE = timedelta(days=7)
 
 
+def _chosen_at_call(function: Any, takes: Callable[[], bool], make: Callable[[], Any]) -> Any:
+    """A function that calls the given one where that ``takes`` the call, else what is made once."""
+    made = functools.cache(make)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (function if takes() else made())(*args, **kwargs)
+
+    return call
+
+
 class _CompilerLater(types.ModuleType):
     """``torch._dynamo``, until something is compiled; until then there is nothing to keep from being compiled.
 
@@ -61,13 +72,8 @@ class _CompilerLater(types.ModuleType):
     def disable(self, function: Any = None, recursive: bool = True, **how: Any) -> Any:
         if function is None:
             return functools.partial(self.disable, recursive=recursive, **how)
-        disabled = functools.cache(lambda: torch._dynamo.disable(function, recursive, **how))
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return (function if sys.modules.get(self.__name__) is self else disabled())(*args, **kwargs)
-
-        return call
+        is_absent = lambda: sys.modules.get(self.__name__) is self  # noqa: E731
+        return _chosen_at_call(function, is_absent, lambda: torch._dynamo.disable(function, recursive, **how))
 
     def __getattr__(self, name: str) -> Any:  # anything else is asked of the compiler, which takes its place
         if name.startswith("__") and name != "__path__":  # who looks through all modules wants none of them
@@ -84,12 +90,7 @@ if "torch._dynamo" not in sys.modules:
 if _is_absent := "mlflow" not in sys.modules:
     sys.modules["mlflow"] = None  # type: ignore[assignment]  # DeepSpeed's autotuner would import it (0.19.8)
 import deepspeed  # noqa: E402
-from deepspeed.accelerator import (  # noqa: E402
-    cpu_accelerator,
-    cuda_accelerator,
-    get_accelerator,
-    set_accelerator,
-)
+from deepspeed.accelerator import get_accelerator, set_accelerator  # noqa: E402
 from deepspeed.constants import default_pg_timeout  # noqa: E402
 from deepspeed.runtime import compiler  # noqa: E402
 
@@ -97,56 +98,41 @@ if _is_absent:
     del sys.modules["mlflow"]
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    # A pipeline's engine and a schedule log this before their first step, in every run.
-    return not record.getMessage().startswith(
-        "Attempting to get learning rate from scheduler before it has started"
-    )
-
-
 def load_deepspeed(name: str) -> None:
-    """Load DeepSpeed for an accelerator, without the code that it would compile at every start.
+    """Load DeepSpeed for ``cpu`` or ``cuda``, without the code that it would compile at every start.
 
     What DeepSpeed and torch log at every start is silenced, except at level DEBUG; other warnings and errors stay.
-
-    Args:
-        name: ``cpu`` or ``cuda``.
     """
     os.environ["DS_ACCELERATOR"] = name
     theirs = logging.getLogger("DeepSpeed")
     if logging.getLogger().isEnabledFor(logging.DEBUG):
         theirs.setLevel(logging.DEBUG)
     else:
-        theirs.addFilter(_is_news)
+        # A pipeline's engine and a schedule log this before their first step, in every run.
+        usual = "Attempting to get learning rate from scheduler before it has started"
+        theirs.addFilter(lambda record: not record.getMessage().startswith(usual))
         logging.getLogger("determined.common.storage.shared").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings("ignore", message=r"c10d::broadcast_: an autograd kernel was not registered")
-    # It chooses one for good when it is first imported (``get_accelerator`` in deepspeed 0.19.8).
-    kinds = {"cpu": cpu_accelerator.CPU_Accelerator, "cuda": cuda_accelerator.CUDA_Accelerator}
-    if get_accelerator().device_name() != name:
-        set_accelerator(kinds[name]())
+    if get_accelerator().device_name() != name:  # chosen for good as it was imported (0.19.8)
+        made_by = importlib.import_module(f"deepspeed.accelerator.{name}_accelerator")
+        set_accelerator(getattr(made_by, f"{name.upper()}_Accelerator")())
     # A shared-memory all-reduce for CPU inference, which DeepSpeed would compile at every first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
     # For any optimizer, ZeRO loads Muon, whose functions are decorated with ``torch.compile``: its code generator takes
     # three seconds. On a CPU they stay as they are: to compile them takes a minute and g++. On a GPU they are compiled
     # at the first call, with sizes as constants: a function of any sizes, which torch makes at the second shape, rounds
     # otherwise for the first one too, so that a run would not resume bit for bit.
-    decorator = _compiled_when_called if name == "cuda" else lambda function: function
-    with mock.patch.object(compiler, "compile", return_value=decorator):
+
+    def compiled_at_call(function: Any) -> Any:
+        is_inside, compiled = torch.compiler.is_compiling, lambda: torch.compile(function, dynamic=False)
+        return function if name == "cpu" else _chosen_at_call(function, is_inside, compiled)
+
+    with mock.patch.object(compiler, "compile", return_value=compiled_at_call):
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     if name == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-
-
-def _compiled_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled = functools.cache(lambda: torch.compile(function, dynamic=False))
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        # As part of another function that is compiled, it is compiled with that.
-        return (function if torch.compiler.is_compiling() else compiled())(*args, **kwargs)
-
-    return call
 
 
 @contextlib.contextmanager
@@ -171,14 +157,11 @@ class _WithLevel(logging.Formatter):
 
 
 def log_in_task(accelerator: str | None) -> None:
-    """Log for the task's log from now on, and compute on what is found there, or on what is named."""
+    """Log as a task from now on, and compute on what is found there, or on what is named."""
     handler = logging.StreamHandler()
     handler.setFormatter(_WithLevel(det.LOG_FORMAT))
     logging.getLogger().addHandler(handler)
     os.environ["DS_ACCELERATOR"] = detect_accelerator(accelerator).name
-
-
-# ------------------------------------------------------------------------------------------- the group
 
 
 def _wait_for_workers() -> None:
@@ -213,10 +196,9 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     """
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, size, file = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ.get(STORE)
     hang_timeout_s()  # refused before anything is opened
     load_deepspeed(accelerator.name)
-    file = os.environ.get(STORE)
     if size == 1 or file or (LAUNCHED_BY in os.environ and os.environ["GROUP_WORLD_SIZE"] == "1"):
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
         if loopback is not None:  # gloo and NCCL listen there, unless the user names another
@@ -224,30 +206,32 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # otherwise it is a prefix
     else:
         take_addresses()
+    store: Any = None
     backend = get_accelerator().communication_backend_name()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if size == 1 and not dist.is_initialized():
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    if attempt != "0" and not dist.is_initialized():
-        # After a restart by torchrun, whose store still has the addresses of the previous ranks.
+    if size == 1:
+        store = dist.HashStore()
+    elif attempt != "0":
+        # torchrun's store, which still has the addresses of the ranks before its restart.
         # Source: ``next_rendezvous`` in torch 2.13's ``elastic/rendezvous/dynamic_rendezvous.py`` and
         # ``static_tcp_rendezvous.py`` keeps the store, and ``_create_c10d_store`` expects a new one.
         old, _, _ = next(dist.rendezvous("env://", rank, size))  # type: ignore[no-untyped-call]
-        fresh = dist.PrefixStore(f"attempt {attempt}", old)
-        dist.init_process_group(backend, store=fresh, rank=rank, world_size=size)
-    deepspeed.init_distributed(
-        auto_mpi_discovery=False,
-        verbose=False,
-        init_method=f"file://{file}" if file else None,
-        rank=rank,
-        world_size=size,
-    )
-    store: Any = distributed_c10d._get_default_store()
+        store = dist.PrefixStore(f"attempt {attempt}", old)
+    if store is not None and not dist.is_initialized():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    met: dict[str, Any] = {
+        "rank": rank,
+        "world_size": size,
+        "init_method": f"file://{file}" if file else None,
+    }
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False, **met)
     # All ranks are there, and wait for one another as long as any may be busy: in all groups, those that DeepSpeed
     # makes without a timeout too (torch's are 10 minutes for NCCL, 30 for gloo).
     # Source: ``TorchBackend.new_group`` in deepspeed 0.19.8's ``comm/torch.py``; ``_get_default_timeout`` and
     # ``_set_pg_timeout`` in torch 2.13's ``distributed/distributed_c10d.py``.
-    timeout = default_pg_timeout if "DEEPSPEED_TIMEOUT" in os.environ else PATIENCE
+    store, timeout = distributed_c10d._get_default_store(), PATIENCE
+    if "DEEPSPEED_TIMEOUT" in os.environ:
+        timeout = default_pg_timeout
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     distributed_c10d._set_pg_timeout(timeout)
     store.set_timeout(timeout)
@@ -262,24 +246,20 @@ class TorchDistributedContext(core.DistributedContext):
 
     With one transport there are no fixed ports, so two runs can share a machine, and ranks that wait for a dead rank
     notice it. Objects travel over gloo for every training backend, pickled as torch itself does it: whoever can connect
-    to a rank must be trusted, as torch and DeepSpeed require. Off a network of several machines, nothing but the
-    loopback interface is listened at.
+    to a rank must be trusted, as torch and DeepSpeed require.
     """
 
     def __init__(self) -> None:
-        def env(*names: str, default: int) -> int:
-            return next((int(os.environ[name]) for name in names if name in os.environ), default)
-
-        size = dist.get_world_size()
-        local_size = env("LOCAL_SIZE", "LOCAL_WORLD_SIZE", default=size)
+        env, size = os.environ.get, dist.get_world_size()
+        local_size = int(env("LOCAL_SIZE") or env("LOCAL_WORLD_SIZE") or size)
         super().__init__(
             rank=dist.get_rank(),
             size=size,
-            local_rank=env("LOCAL_RANK", default=0),
+            local_rank=int(env("LOCAL_RANK") or 0),
             local_size=local_size,
-            cross_rank=env("CROSS_RANK", "GROUP_RANK", default=0),
-            cross_size=env("CROSS_SIZE", "GROUP_WORLD_SIZE", default=max(1, size // local_size)),
-            chief_ip=os.environ.get("DET_CHIEF_IP") or os.environ.get("MASTER_ADDR"),
+            cross_rank=int(env("CROSS_RANK") or env("GROUP_RANK") or 0),
+            cross_size=int(env("CROSS_SIZE") or env("GROUP_WORLD_SIZE") or max(1, size // local_size)),
+            chief_ip=env("DET_CHIEF_IP") or env("MASTER_ADDR"),
         )
 
     def _init_ipc(self, force_tcp: bool) -> None:
@@ -327,19 +307,13 @@ class TorchDistributedContext(core.DistributedContext):
         return gathered
 
 
-# ------------------------------------------------------------------------------------------- exchanges
-
-
 def is_alone() -> bool:
     """Whether there is one rank."""
     return not dist.is_initialized() or dist.get_world_size() < 2
 
 
 def gather_rows(vector: torch.Tensor) -> torch.Tensor:
-    """The vector of each rank, all of one length: a row for each rank, on the host; a collective.
-
-    Waits for the device, as whoever reads the numbers would.
-    """
+    """The vector of each rank, all of one length: a row for each rank, on the host; a collective."""
     if is_alone():
         return vector.reshape(1, -1).cpu()
     rows = vector.new_empty(dist.get_world_size(), vector.numel())
@@ -366,12 +340,7 @@ def as_chief(distributed: Any, step: Callable[[], T]) -> T:
 
 
 def all_ranks_come(name: str, *, within_s: float) -> bool:
-    """Whether every rank calls this with the same name in time; no collective, which a failed rank never joins.
-
-    Args:
-        name: Of the meeting, a new one each time.
-        within_s: How long to wait for the others.
-    """
+    """Whether every rank calls this by the same, new name in time; no collective, which a failed rank never joins."""
     if is_alone():
         return True
     store = distributed_c10d._get_default_store()

@@ -100,10 +100,7 @@ class Watch:
         self._timeout_s, self._interval_s = timeout_s, min(INTERVAL_S, timeout_s / 10)
         self._few_s = FEW * self._interval_s
         self._is_done, self._ended = False, threading.Event()
-        self._heard = [Sign()] * len(self._machines)  # by rank 0, of all; as it has read them,
-        self._signs = self._heard  # and as it has judged them last
-        self._silent_s = [0.0] * len(self._machines)  # elsewhere of rank 0 alone
-        self._still_s = 0.0
+        self._heard = [Sign()] * len(self._machines)  # by rank 0, of all
         self._word: dict[str, Any] = {}  # of rank 0, for the others
         self._threads = [threading.Thread(target=task, daemon=True) for task in (self._talk, self._look)]
         for thread in self._threads:
@@ -143,9 +140,18 @@ class Watch:
                 board = None
 
     def _look(self) -> None:
-        """Judge, on a clock of this process: no time passes while it is stopped, or its machine sleeps."""
+        """Judge, on a clock of this process: no time passes while it is stopped, or its machine sleeps.
+
+        Rank 0 judges by the newest sign of each rank: ``lost`` are ranks without a sign; else ``behind`` those that
+        others wait for; ``steps`` those of the slowest.
+        """
         last_s = moved_s = time.monotonic()
-        word, stack = self._word, list[tuple[str, int]]()
+        still_s, silent_s = (
+            0.0,
+            [0.0] * len(self._machines),
+        )  # since anything moved; since a rank showed a sign
+        signs, word, stack = self._heard, self._word, list[tuple[str, int]]()
+        verdict: dict[str, Any] | None
         while not self._ended.wait(self._interval_s):
             if self._is_over() or HEART.rests:
                 self._is_done = True
@@ -153,48 +159,42 @@ class Watch:
                 return
             now_s = time.monotonic()
             if not HEART.steps:  # before the first batch, what the main thread does is a sign of progress
-                frame, before = _main_frame(), stack
+                frame, before_it = _main_frame(), stack
                 stack = [(each.f_code.co_filename, each.f_lasti) for each, _ in traceback.walk_stack(frame)]
-                moved_s = moved_s if stack == before else now_s
+                moved_s = moved_s if stack == before_it else now_s
                 is_long = now_s - moved_s > CALL_BEFORE_FIRST * self._timeout_s
-                if stack != before or not (is_long or _waits(frame)):
+                if stack != before_it or not (is_long or _waits(frame)):
                     HEART.beat()
             elapsed_s, last_s = min(2 * self._interval_s, now_s - last_s), now_s
-            if self._rank == 0:
-                verdict = self._judged([self._own_sign(int(1e6 * now_s)), *self._heard[1:]], elapsed_s)
-                self._word = {"verdict": verdict}
-            else:
-                self._silent_s[0] = self._silent_s[0] + elapsed_s if word == self._word else 0.0
+            if self._rank:
+                silent_s[0] = silent_s[0] + elapsed_s if word == self._word else 0.0
                 word = self._word
                 verdict = word.get("verdict")
-                if self._silent_s[0] >= self._timeout_s:
+                if silent_s[0] >= self._timeout_s:
                     verdict = {"lost": [0], "behind": [], "steps": 0}
+            else:
+                before, signs = signs, [self._own_sign(int(1e6 * now_s)), *self._heard[1:]]
+                for rank, (old, new) in enumerate(zip(before, signs, strict=True)):
+                    silent_s[rank] = (
+                        0.0 if new.done or old.number != new.number else silent_s[rank] + elapsed_s
+                    )
+                moves = [sign[1:3] for sign in before] != [sign[1:3] for sign in signs]  # steps and beats
+                waited_for = moves or any(sign.patient or sign.done for sign in signs)
+                still_s = 0.0 if waited_for else still_s + elapsed_s
+                # Of a script only rank 0 reports any; a rank that is behind in its first batch is behind by one.
+                counting = [sign for sign in signs if sign.steps or max(each.steps for each in signs) < 2]
+                steps = min(sign.steps for sign in counting)
+                slowest = [r for r, sign in enumerate(signs) if sign.steps == steps or sign not in counting]
+                busy = [rank for rank in slowest if not signs[rank].waits]
+                missing = [rank for rank, s in enumerate(silent_s) if s >= self._few_s]
+                is_still, verdict = still_s >= self._timeout_s, None
+                if max(silent_s) >= self._timeout_s or (is_still and missing):
+                    verdict = {"lost": missing, "behind": [], "steps": steps}
+                elif is_still:
+                    verdict = {"lost": [], "behind": busy or slowest, "steps": steps}
+                self._word = {"verdict": verdict}
             if verdict is not None:
                 self._end_run(**verdict)
-
-    def _silent_for(self, seconds: float) -> list[int]:
-        return [r for r, s in enumerate(self._silent_s) if s >= seconds and not self._signs[r].done]
-
-    def _judged(self, signs: list[Sign], elapsed_s: float) -> dict[str, Any] | None:
-        """Rank 0's verdict on the newest sign of each rank; None where they may continue.
-
-        ``lost`` are ranks without a sign; else ``behind`` those that others wait for; ``steps`` those of the slowest.
-        """
-        before, self._signs = self._signs, signs
-        for rank, (old, new) in enumerate(zip(before, signs, strict=True)):
-            self._silent_s[rank] = 0.0 if old.number != new.number else self._silent_s[rank] + elapsed_s
-        moved = [sign[1:3] for sign in before] != [sign[1:3] for sign in signs]  # steps and beats
-        waited_for = moved or any(sign.patient or sign.done for sign in signs)
-        self._still_s = 0.0 if waited_for else self._still_s + elapsed_s
-        # Of a script only rank 0 reports any; a rank that is behind in its first batch is behind by one.
-        counting = [sign for sign in signs if sign.steps or max(each.steps for each in signs) < 2]
-        steps = min(sign.steps for sign in counting)
-        is_still, missing = self._still_s >= self._timeout_s, self._silent_for(self._few_s)
-        if self._silent_for(self._timeout_s) or (is_still and missing):
-            return {"lost": missing, "behind": [], "steps": steps}
-        slowest = [rank for rank, sign in enumerate(signs) if sign.steps == steps or sign not in counting]
-        busy = [rank for rank in slowest if not signs[rank].waits]
-        return {"lost": [], "behind": busy or slowest, "steps": steps} if is_still else None
 
     def _end_run(self, lost: list[int], behind: list[int], steps: int) -> None:
         """Show this rank's stack, report why with those of all, and end."""
@@ -234,14 +234,8 @@ class Watch:
         os._exit(EXIT_CRASHED)
 
     def _named(self, ranks: list[int]) -> str:
-        found: dict[str, list[str]] = {}
-        for rank in ranks:
-            found.setdefault(self._machines[rank][1], []).append(str(rank))
         several = len(set(self._machines)) > 1
-        return " and ".join(
-            f"rank{'s' * (len(own) > 1)} {', '.join(own)}{f' ({name})' if several else ''}"
-            for name, own in found.items()
-        )
+        return " and ".join(f"rank {r}{f' ({self._machines[r][1]})' if several else ''}" for r in ranks)
 
 
 def _main_frame() -> Any:
