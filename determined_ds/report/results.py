@@ -60,7 +60,6 @@ class Repetition:
     step_seconds: tuple[float, ...]  # of each step after the warm-up
     losses: tuple[float, ...]  # of every step, the warm-up's too: means over the global batch
     warmup: int  # steps before step_seconds begins
-    start_seconds: float  # from the process's start to its first step
     peak_memory_bytes_by_rank: tuple[int, ...]  # device memory on CUDA; resident memory on a CPU
     model_state_bytes_by_rank: tuple[int, ...]  # found in the engine, on the device
     bubble: float | None = None  # of a pipeline's time that its stages wait

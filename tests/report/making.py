@@ -22,7 +22,6 @@ def repetition(steps: Sequence[float] = (0.2, 0.1, 0.3), **others: Any) -> dict[
         "step_seconds": list(steps),
         "losses": [3.0 + 0.1 * (num - 1 - step) for step in range(num)],
         "warmup": 2,
-        "start_seconds": 6.5,
         "peak_memory_bytes_by_rank": [690 * MIB, 700 * MIB],
         "model_state_bytes_by_rank": [12 * MIB, 11 * MIB],
         **others,

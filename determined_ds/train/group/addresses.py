@@ -17,20 +17,17 @@ DEEPSPEEDS_PORT = "29500"
 def take_addresses() -> None:
     """Have this rank meet the others at the allocation's own port, by an interface that reaches them.
 
-    **Port.** Two trials on one machine with host networking would both bind DeepSpeed's default. ``C10D_PORT`` is
-    unique in a cluster and the same on every machine of an allocation. A port that was set explicitly stays, and so
-    does that of torchrun, whose ranks are clients of an existing store.
-
-    **Interface.** By default gloo takes that of the host name's address, which in many images is 127.0.0.1 on every
-    machine. The cluster's ``dtrain_network_interface`` comes first, where this machine has it, else the one that
-    reaches the chief. NCCL finds its interface itself, but is given that of the cluster too, under any launcher.
-
     Source: ``getPorts`` in determined 0.38.1's ``master/internal/task/allocation.go``; ``_create_c10d_store`` in torch
     2.13's ``torch/distributed/rendezvous.py``; ``main`` in determined's ``launch/deepspeed.py``.
     """
+    # Two trials on one machine with host networking would both bind DeepSpeed's default. ``C10D_PORT`` is unique in a
+    # cluster. A port that was set explicitly stays, and that of torchrun, whose ranks are clients of its store.
     is_there = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if "C10D_PORT" in os.environ and not is_there and os.environ.get("MASTER_PORT") == DEEPSPEEDS_PORT:
         os.environ["MASTER_PORT"] = os.environ["C10D_PORT"]
+    # By default gloo takes the interface of the host name's address, in many images 127.0.0.1 on every machine. The
+    # cluster's ``dtrain_network_interface`` comes first, where this machine has it, else the one that reaches the
+    # chief. NCCL finds its interface itself, but is given that of the cluster too, under any launcher.
     interface: str | None = os.environ.get("DET_INTER_NODE_NETWORK_INTERFACE", "")
     if interface and not os.environ.get("NCCL_SOCKET_IFNAME"):
         os.environ["NCCL_SOCKET_IFNAME"] = interface
@@ -41,16 +38,11 @@ def take_addresses() -> None:
 
 
 def interface_to(host: str) -> str | None:
-    """The interface whose address reaches a host; None where only this machine is reached.
-
-    A machine reaches its own address from that address, so this works on the chief, too.
-    """
+    """The interface whose address reaches a host, on that host too; None where only this machine is reached."""
     with contextlib.suppress(OSError):  # an unknown host, or no route
-        for family, kind, _, _, address in (
-            socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM) if host else []
-        ):
+        for family, kind, _, _, to in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM) if host else []:
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect(address)  # UDP: nothing is sent
+                probe.connect(to)  # UDP: nothing is sent
                 source = probe.getsockname()[0].partition("%")[0]
                 for name, addresses in psutil.net_if_addrs().items():
                     own = (each.address.partition("%")[0] for each in addresses)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
 
 from determined_ds.config.params import FitOptions, Length
@@ -57,7 +56,7 @@ class Measuring:
 
     def __init__(self, trial: Any, context: Any, length: Measurement, *, source: str = "") -> None:
         self._context, self._length = context, length
-        self._start_seconds = self._started = 0.0
+        self._started = 0.0
         self._taken: float | None = None  # of the step at hand, once its work is done
         self._steps: list[tuple[float, float, Any]] = []  # seconds; weight and sum of the loss
         self._state_bytes = Counter[int]()  # of each engine
@@ -78,8 +77,6 @@ class Measuring:
         steps, length = len(self._steps), self._length
         if steps == length.warmup and (times := pipeline_times(self._context.models)) is not None:
             times.record()
-        if steps == 0:
-            self._start_seconds = time.time() - psutil.Process().create_time()
         # As late in the warm-up as can be, and not in the first step, which makes the optimizer's states.
         if steps == min(max(1, length.warmup - 1), length.total - 1):
             for index, engine in enumerate(self._context.models):
@@ -139,7 +136,6 @@ class Measuring:
             step_seconds=tuple(seconds.tolist()[length.warmup :]),
             losses=tuple((losses / weights).tolist()) if weights.all() else (),
             warmup=length.warmup,
-            start_seconds=self._start_seconds,
             peak_memory_bytes_by_rank=reporter.memory_by_rank,
             model_state_bytes_by_rank=tuple(context.distributed.allgather(self._state_bytes.total())),
             bubble=reporter.latest.get("bubble"),

@@ -41,20 +41,15 @@ class MetricSums:
 
     Args:
         device: Of the training backend.
-        reducers: How metrics are reduced, by name.
-        default: How all others are; by default to the weighted mean.
         source: The method that returned the metrics, for messages.
+        reducers: How metrics are reduced, by name; None: by ``default``, the weighted mean.
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        reducers: Mapping[str, Reducer] | None = None,
-        default: Reducer = Reducer.AVG,
-        *,
-        source: str,
+        self, device: torch.device, *, source: str, reducers: Any = None, default: Reducer = Reducer.AVG
     ) -> None:
-        self._device, self._reducers, self._default, self._source = device, reducers or {}, default, source
+        self._device, self._source, self._default = device, source, default
+        self._reducers: Mapping[str, Reducer] = reducers or {}
         # Agreed upon at the first reduction, and again where a rank meets another name.
         self._names: list[str] | None = None
         self.clear()
@@ -65,12 +60,7 @@ class MetricSums:
         self._weights: dict[str, float] = {}
 
     def add(self, metrics: Mapping[str, Any], weight: float = 1.0) -> None:
-        """Add the metrics of one batch.
-
-        Args:
-            metrics: Name -> number, or tensor, array or list of numbers; not every batch needs all of them.
-            weight: Samples that the values are means over; with 0 the batch does not count.
-        """
+        """Add those of a batch: numbers, or tensors, arrays or lists of them; without a weight it does not count."""
         for name, value in metrics.items():
             kind, before = self._reducers.get(name, self._default), self._values.get(name)
             # Numbers on the host are added up there: the host would wait for each copy to a GPU.
@@ -119,13 +109,8 @@ class MetricSums:
     def reduce(self, *riders: torch.Tensor) -> tuple[dict[str, float], list[list[float]]]:
         """The metrics over all batches and ranks since the last call; a collective. All sums begin anew.
 
-        A rank that added no metrics does not count.
-
-        Args:
-            riders: More numbers for the same collective, as many on each rank.
-
-        Returns:
-            The metrics, and the riders of each rank.
+        A rank that added no metrics does not count. Riders are more numbers for the same collective, as many on each
+        rank; those of each rank are returned beside the metrics.
         """
         while True:
             if self._names is None:  # those that any rank has, in the same order on all

@@ -49,10 +49,7 @@ class Reporter:
         )
         self._panel = DrawnPanel() if shows and has_terminal else None
         self._state, self._next_s, self._status = RunState(), 0.0, ""
-        self._width = 1  # of a number of batches
         self._handlers = contextlib.ExitStack()
-
-    # ------------------------------------------------------------------------------------ how long it trains
 
     def batch_begins(self) -> None:
         """A batch is about to be trained: from the first one on, the time until :meth:`pause` is that of training.
@@ -75,8 +72,6 @@ class Reporter:
                 torch.cuda.synchronize(self._context.device)
             self._training_s += time.perf_counter() - self._started
             self._started = None
-
-    # ------------------------------------------------------------------------------------ reports
 
     def reduce(self, sums: MetricSums, *riders: torch.Tensor) -> tuple[dict[str, Any], list[list[float]]]:
         """The training metrics since the last report over all ranks, by one collective; and its other riders."""
@@ -136,7 +131,8 @@ class Reporter:
         self._state.take(group, batches_trained, metrics)
         self._draw()
         if self._panel is None or group != TRAINING:
-            self.note(report_line(group, batches_trained, self._state.total, metrics, digits=self._width))
+            total = self._state.total
+            self.note(report_line(group, batches_trained, total, metrics, digits=len(str(total or 0))))
 
     def upload(self) -> None:
         """Flush the files for TensorBoard; on a cluster, upload them to its storage."""
@@ -145,19 +141,16 @@ class Reporter:
 
     # ------------------------------------------------------------------------------------ the terminal
 
-    def start(
-        self, *, total: int | None, done: int, metric: str = "", smaller_is_better: bool = True
-    ) -> None:
-        """Training goes from batch ``done`` to ``total``, None where that is not known; a validation's ``metric``."""
-        self._width = len(str(total or done))
-        self._state = RunState(metric=metric, smaller_is_better=smaller_is_better, total=total, batch=done)
+    def start(self, state: RunState) -> None:
+        """Training begins, or goes on, in this state."""
+        self._state, done, total = state, state.batch, state.total
         if done and total is not None and done >= total:
             self.note(f"resumed at batch {done}; nothing left to train: max_length is {total}")
         elif done:
             self.note(f"resumed at batch {done}{'' if total is None else f' of {total}'}")
         if self._panel is None:
             return
-        self._state.checkpoint, self._panel.state = done or None, self._state
+        state.checkpoint, self._panel.state = done or None, state
         self._panel.start()
         # rich has put proxies in the place of these streams; handlers of logs still write to what was there before.
         proxies = {getattr(each, "rich_proxied_file", None): each for each in (sys.stdout, sys.stderr)}

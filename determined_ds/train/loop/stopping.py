@@ -37,13 +37,7 @@ class Due:
 
 
 class Schedule:
-    """When a run reports, validates, checkpoints and ends: every period counts from the start of training.
-
-    Attributes:
-        batches_per_epoch: None where the data has no length, and so no epochs.
-        stated_batches: How many are trained; None where that is not stated.
-        in_epochs: Whether anything is counted in them.
-    """
+    """When a run reports, validates, checkpoints and ends: every period counts from the start of training."""
 
     def __init__(self, fit: FitOptions, batches_per_epoch: int | None) -> None:
         self._fit, self.batches_per_epoch = fit, batches_per_epoch
@@ -57,8 +51,7 @@ class Schedule:
                 Problem(key=f"fit.{name}", value=f"{value} epochs", message=message, fix=fix, code=code)
                 for name, value in in_epochs.items()
             )
-        self._batches_of = {"batches": 1, "epochs": batches_per_epoch or 1}
-        length = fit.max_length
+        self._batches_of, length = {"batches": 1, "epochs": batches_per_epoch or 1}, fit.max_length
         self.stated_batches = None if length is None else int(length.value) * self._batches_of[length.unit]  # type: ignore[arg-type]
         self.num_batches = self.stated_batches or sys.maxsize
 
@@ -85,14 +78,12 @@ class Schedule:
 
 
 class StopRequests:
-    """Asks what only some ranks know, at the same batch on all of them.
+    """Asks what only some ranks know, at the same batch on all of them, by a few numbers in a collective.
 
     That is whether to stop (preemption, and the trial's wish), whether a checkpoint is due (by the chief's clock), and
-    whether every rank has written its files of one that is written while training continues.
-
-    At every boundary, and at least every :data:`ASK_EVERY_S` seconds: the chief measures how many batches that is, and
-    all ranks learn with each answer when to ask next, so the batches in between cost nothing. Asking is a few numbers
-    in a collective, which may be one that is made anyway.
+    whether every rank has written its files of one that is written while training continues. At every boundary, and at
+    least every :data:`ASK_EVERY_S` seconds: the chief measures how many batches that is, and all ranks learn with each
+    answer when to ask next, so the batches in between cost nothing.
     """
 
     def __init__(self, context: Any, period: Length | Duration | None, checkpoints: Any) -> None:

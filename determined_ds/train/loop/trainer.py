@@ -30,6 +30,7 @@ from determined_ds.config.params import FitOptions, Length, read_model
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem, TrainingError
+from determined_ds.report.live import RunState
 from determined_ds.rundir.signals import HEART, TRAINED
 from determined_ds.train.data.loaders import build_loader
 from determined_ds.train.data.samples import METHOD, TrainingData
@@ -537,7 +538,8 @@ class Trainer:
         self.schedule = Schedule(fit, per_epoch)
         context.adopt()
         total, metric, is_less = self.schedule.stated_batches, self._metric, self._smaller_is_better
-        self.reporter.start(total=total, done=done, metric=metric, smaller_is_better=is_less)
+        state = RunState(metric=metric, smaller_is_better=is_less, total=total, batch=done)
+        self.reporter.start(state)
         self._call_back("on_training_start")
         check_callbacks(self.callbacks)
         self.checkpoints.prepare(fit.asynchronous_checkpoints)

@@ -124,13 +124,12 @@ class Validator:
         for callback in callbacks:
             callback.on_validation_epoch_start()
         trial, context, outputs = self._trial, self._context, list[Any]()
-        stated, default = trial.evaluation_reducer(), Reducer.AVG
-        if isinstance(stated, Mapping):
-            self._named |= dict.fromkeys(stated, REDUCER)
-            stated = {name: Reducer(how) for name, how in stated.items()}
-        else:
-            stated, default = {}, Reducer(stated)
-        sums = MetricSums(context.device, self._reduced | stated, default, source=method_of(trial, *METHODS))
+        stated, source = trial.evaluation_reducer(), method_of(trial, *METHODS)
+        by_name = stated if isinstance(stated, Mapping) else {}
+        self._named |= dict.fromkeys(by_name, REDUCER)
+        reducers = self._reduced | {name: Reducer(how) for name, how in by_name.items()}
+        default = Reducer.AVG if by_name is stated else Reducer(stated)
+        sums = MetricSums(context.device, source=source, reducers=reducers, default=default)
         predictions = list[tuple[int, int, dict[str, Any]]]()  # batch, replica, values by name
         tested = TESTED_BATCHES if self._of_all else 1
         at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else 1
@@ -183,11 +182,8 @@ class Validator:
             found: dict[str, Any] = {}
             for name, how in self._of_all.items():
                 if values := [rows[name] for _, _, rows in in_order if name in rows]:
-                    whole = tree_map(lambda *parts: torch.cat(parts), *values)  # by name, in order, or one
-                    if isinstance(whole, Mapping):
-                        found[name] = how(**whole)
-                    else:
-                        found[name] = how(*whole) if isinstance(whole, (tuple, list)) else how(whole)
+                    whole = tree_map(lambda *parts: torch.cat(parts), *values)  # arguments, or one
+                    found[name] = how(*whole) if isinstance(whole, (tuple, list)) else how(whole)
             return plain(found, f"{type(trial).__name__}.{DECLARED}")
 
         return reduced | as_chief(context.distributed, computed)

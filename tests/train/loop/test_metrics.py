@@ -31,14 +31,13 @@ def joined(scores: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
 def good(rows: torch.Tensor) -> dict[str, Any]:
     return {
         "all": (rows.to(torch.bfloat16), (10 * rows).long()),
-        "by_name": {"labels": 10 * rows, "scores": rows},
         "hits": 1.0,
         "worst": rows.max(),
         "mean": rows.mean(),
     }
 
 
-DECLARED: dict[str, Any] = {"all": joined, "by_name": joined, "hits": "sum", "worst": Reducer.MAX}
+DECLARED: dict[str, Any] = {"all": joined, "hits": "sum", "worst": Reducer.MAX}
 
 
 def several_numbers(rows: torch.Tensor) -> dict[str, Any]:
@@ -80,7 +79,6 @@ def test_declared_metrics_are_those_of_all_predictions_in_the_order_of_the_data(
     assert two_ranks.run(validate, tmp_path, good, DECLARED) == ["", ""]
     [(_, report)] = records(tmp_path, "validation")
     assert report["all"] == {"scores": [0.0, 1.0, 2.0, 3.0, 4.0], "labels": [0, 10, 20, 30, 40]}
-    assert report["by_name"] == report["all"]
     assert [report[name] for name in ("hits", "worst", "mean")] == [3.0, 4.0, 2.0]
 
 
