@@ -1,4 +1,4 @@
-"""README.md and docs/: every command runs, every block of code or configuration is what it claims to be.
+"""The READMEs and docs/: every command runs, every block of code or configuration is what it claims to be.
 
 Conventions of the documents: each line of a ``sh`` block is a command; ``text`` blocks are output or schemas. A block
 may be a file, which the commands may use (see ``harness/documented.py``).
@@ -220,7 +220,7 @@ def headings_of(page: Path) -> set[str]:
 def test_every_page_is_in_the_navigation_and_every_public_name_in_the_reference() -> None:
     site = (ROOT / "mkdocs.yml").read_text()
     assert [
-        page.name for page in PAGES if page.parent.name == "docs" and f": {page.name}\n" not in site
+        page.name for page in PAGES if page.parent == ROOT / "docs" and f": {page.name}\n" not in site
     ] == []
     reference = (ROOT / "docs/architecture.md").read_text()
     assert [name for name in determined_ds.__all__ if name not in reference] == []

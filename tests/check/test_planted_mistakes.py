@@ -34,7 +34,7 @@ class Mistake(NamedTuple):
 
 
 MODULE = "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
-SLOTS, TOTAL = "  slots_per_trial: 2\n", "global_batch_size: 32"
+SLOTS, TOTAL = "slots_per_trial: 2", "global_batch_size: 32"
 TOP = "hyperparameters:"
 LENGTH = "max_length: {batches: 200}"
 REPLICAS = "data_parallel_world_size: auto"
@@ -53,7 +53,7 @@ STAGE, OFFLOAD = '"stage": 1', ',\n    "offload_param": {"device": "cpu"}'
 PLANTED = {
     # Keys
     "a section misspelt": Mistake(CONST, TOP, "hyperparamters:"),
-    "the number of slots by another name": Mistake(CONST, SLOTS, "  slots: 2\n"),
+    "the number of slots by another name": Mistake(CONST, SLOTS, "slots: 2"),
     "a key one level too high": Mistake(CONST, "reproducibility: {experiment_seed: 0}", "experiment_seed: 0"),
     "a hyperparameter at the top level": Mistake(
         CONST, TOP, f"{NOT_PIPED}\n{TOP}", f"{TOP}\n  {NOT_PIPED}", fix="hyperparameters.pipe_parallel_size"

@@ -1,4 +1,4 @@
-"""The blocks of code in README.md, CONTRIBUTING.md and docs/, and a context directory with the files among them.
+"""The blocks of code in the READMEs, CONTRIBUTING.md and docs/, and a context directory with the files among them.
 
 A block whose first line is a comment with a path is a file of that name.
 """
@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "experiments/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
