@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from unittest import mock
 
 import determined as det
@@ -72,8 +72,8 @@ class _CompilerLater(types.ModuleType):
     def disable(self, function: Any = None, recursive: bool = True, **how: Any) -> Any:
         if function is None:
             return functools.partial(self.disable, recursive=recursive, **how)
-        is_absent = lambda: sys.modules.get(self.__name__) is self  # noqa: E731
-        return _chosen_at_call(function, is_absent, lambda: torch._dynamo.disable(function, recursive, **how))
+        disabled = lambda: torch._dynamo.disable(function, recursive, **how)  # noqa: E731
+        return _chosen_at_call(function, lambda: sys.modules.get(self.__name__) is self, disabled)
 
     def __getattr__(self, name: str) -> Any:  # anything else is asked of the compiler, which takes its place
         if name.startswith("__") and name != "__path__":  # who looks through all modules wants none of them
@@ -206,9 +206,7 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # otherwise it is a prefix
     else:
         take_addresses()
-    store: Any = None
-    backend = get_accelerator().communication_backend_name()
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store, attempt = cast(Any, None), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if size == 1:
         store = dist.HashStore()
     elif attempt != "0":
@@ -218,22 +216,20 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
         old, _, _ = next(dist.rendezvous("env://", rank, size))  # type: ignore[no-untyped-call]
         store = dist.PrefixStore(f"attempt {attempt}", old)
     if store is not None and not dist.is_initialized():
+        backend = get_accelerator().communication_backend_name()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    met: dict[str, Any] = {
-        "rank": rank,
-        "world_size": size,
-        "init_method": f"file://{file}" if file else None,
-    }
-    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False, **met)
+    by = f"file://{file}" if file else None
+    deepspeed.init_distributed(
+        auto_mpi_discovery=False, verbose=False, init_method=by, rank=rank, world_size=size
+    )
     # All ranks are there, and wait for one another as long as any may be busy: in all groups, those that DeepSpeed
     # makes without a timeout too (torch's are 10 minutes for NCCL, 30 for gloo).
     # Source: ``TorchBackend.new_group`` in deepspeed 0.19.8's ``comm/torch.py``; ``_get_default_timeout`` and
     # ``_set_pg_timeout`` in torch 2.13's ``distributed/distributed_c10d.py``.
-    store, timeout = distributed_c10d._get_default_store(), PATIENCE
-    if "DEEPSPEED_TIMEOUT" in os.environ:
-        timeout = default_pg_timeout
+    timeout = default_pg_timeout if "DEEPSPEED_TIMEOUT" in os.environ else PATIENCE
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     distributed_c10d._set_pg_timeout(timeout)
+    store = distributed_c10d._get_default_store()
     store.set_timeout(timeout)
     distributed = TorchDistributedContext()
     atexit.register(_wait_for_workers)

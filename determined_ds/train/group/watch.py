@@ -86,11 +86,7 @@ def _read(board: Any, name: str) -> Any:
 
 
 class Watch:
-    """This rank's part in the watch, in two threads: a board out of reach may block the one that writes for ever.
-
-    ``connect`` makes a connection to the board, a store of torch's or a :class:`Folder`; ``is_over`` says whether the
-    ranks have left one another.
-    """
+    """This rank's part in the watch, in two threads: a board out of reach may block the one that writes for ever."""
 
     def __init__(
         self, distributed: Any, connect: Callable[[], Any], timeout_s: float, is_over: Callable[[], bool]
@@ -99,7 +95,7 @@ class Watch:
         self._machines = distributed.allgather((distributed.cross_rank, socket.gethostname()))
         self._timeout_s, self._interval_s = timeout_s, min(INTERVAL_S, timeout_s / 10)
         self._few_s = FEW * self._interval_s
-        self._is_done, self._ended = False, threading.Event()
+        self._ended, self._is_done = threading.Event(), False  # done: it no longer needs the others
         self._heard = [Sign()] * len(self._machines)  # by rank 0, of all
         self._word: dict[str, Any] = {}  # of rank 0, for the others
         self._threads = [threading.Thread(target=task, daemon=True) for task in (self._talk, self._look)]
@@ -108,11 +104,7 @@ class Watch:
         atexit.register(self.end)
 
     def end(self, *, is_done: bool = False) -> None:
-        """End its threads: Python aborts the process that ends while one of them is in a call of the store.
-
-        Args:
-            is_done: Whether this rank no longer needs the others, which are shown so.
-        """
+        """End its threads: Python aborts the process that ends while one of them is in a call of the store."""
         self._is_done = self._is_done or is_done
         self._ended.set()
         for thread in self._threads:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,7 @@ class Measuring:
         self._taken: float | None = None  # of the step at hand, once its work is done
         self._steps: list[tuple[float, float, Any]] = []  # seconds; weight and sum of the loss
         self._state_bytes = Counter[int]()  # of each engine
-        self._let_go: list[Callable[[], None]] = []
+        self._let_go = contextlib.ExitStack()
         self._pipeline_step: RecordedStep | None = None
         fit = FitOptions(
             max_length=Length(unit="batches", value=length.total),
@@ -80,7 +80,7 @@ class Measuring:
         # As late in the warm-up as can be, and not in the first step, which makes the optimizer's states.
         if steps == min(max(1, length.warmup - 1), length.total - 1):
             for index, engine in enumerate(self._context.models):
-                self._let_go.append(watch(engine, partial(self._note_states, index)))
+                self._let_go.callback(watch(engine, partial(self._note_states, index)))
         self._synchronize()
         self._started, self._taken = time.perf_counter(), None
 
@@ -102,8 +102,7 @@ class Measuring:
         """A step has ended; a collective after the last one that counts."""
         sums = self.training.sums
         assert self._taken is not None
-        while self._let_go:
-            self._let_go.pop()()
+        self._let_go.close()
         self._steps.append((self._taken, sums.weight("loss"), sums.running("loss")))
         sums.clear()
         if self.is_pending:
@@ -119,15 +118,9 @@ class Measuring:
 
     def row(self) -> Row:
         """What has been measured so far; a collective. A step's time is that of the slowest rank."""
-        context, length, reporter, done = (
-            self._context,
-            self._length,
-            self.training.reporter,
-            len(self._steps),
-        )
-        own = [
-            (seconds, weight, float(0.0 if loss is None else loss)) for seconds, weight, loss in self._steps
-        ]
+        context, length, done = self._context, self._length, len(self._steps)
+        resolved, reporter, engine = context.resolved, self.training.reporter, engine_name(context.models[0])
+        own = [(taken, weight, 0.0 if loss is None else float(loss)) for taken, weight, loss in self._steps]
         rows = gather_rows(torch.tensor(own, dtype=torch.float64, device=context.device).flatten())
         rows = rows.reshape(len(rows), done, 3)
         seconds, weights, losses = rows[..., 0].amax(0), rows[..., 1].sum(0), rows[..., 2].sum(0)
@@ -142,7 +135,6 @@ class Measuring:
             bubble_ideal=reporter.latest.get("bubble_ideal"),
             pipeline_step=self._pipeline_step,
         )
-        resolved, engine = context.resolved, engine_name(context.models[0])
         return Row(
             name=DDP if engine == DDP else resolved.strategy.name,
             engine=engine,

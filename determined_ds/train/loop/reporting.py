@@ -44,10 +44,8 @@ class Reporter:
         self._started: float | None = None
         self.latest: dict[str, Any] = {}
         self.memory_by_rank: tuple[int, ...] = ()
-        has_terminal = (
-            os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown") and sys.stdout.isatty()
-        )
-        self._panel = DrawnPanel() if shows and has_terminal else None
+        terminal = os.environ.get("TERM", "").lower() if sys.stdout.isatty() else ""
+        self._panel = DrawnPanel() if shows and terminal not in ("", "dumb", "unknown") else None
         self._state, self._next_s, self._status = RunState(), 0.0, ""
         self._handlers = contextlib.ExitStack()
 
