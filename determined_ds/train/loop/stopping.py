@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from determined_ds.config.params import Duration, FitOptions, Length
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.train.group.process_group import gather_rows
-from determined_ds.trial.returned import refused
 
 ASK_EVERY_S = 5.0
 # The same while a checkpoint is written, so that it is soon complete.
@@ -42,12 +42,15 @@ class Schedule:
     def __init__(self, fit: FitOptions, batches_per_epoch: int | None) -> None:
         self._fit, self.batches_per_epoch = fit, batches_per_epoch
         lengths = {name: getattr(fit, name) for name in LENGTHS}
-        in_epochs = [f"fit.{name}" for name, each in lengths.items() if each and each.unit == "epochs"]
+        in_epochs = {name: each.value for name, each in lengths.items() if each and each.unit == "epochs"}
         self.in_epochs = bool(in_epochs)
         if batches_per_epoch is None and in_epochs:
-            message = "the training data has no length, and so no epochs"
+            message, code = "the training data has no length, and so no epochs", "epochs-without-length"
             fix = "count in batches: {batches: 1000}, or give the dataset a __len__"
-            raise refused(", ".join(in_epochs), message, fix, "epochs-without-length")
+            raise ConfigError(
+                Problem(key=f"fit.{name}", value=f"{value} epochs", message=message, fix=fix, code=code)
+                for name, value in in_epochs.items()
+            )
         self._batches_of, length = {"batches": 1, "epochs": batches_per_epoch or 1}, fit.max_length
         self.stated_batches = None if length is None else int(length.value) * self._batches_of[length.unit]  # type: ignore[arg-type]
         self.num_batches = self.stated_batches or sys.maxsize
