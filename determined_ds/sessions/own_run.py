@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +47,11 @@ def own_run(
     devices = detect_accelerator(accelerator)
     ranks = join_process_group(devices)
     run = as_chief(ranks, lambda: _decided(config, run_dir and Path(run_dir), resume, ranks, devices.name))
-    checkpoint, fork = run.start.checkpoint, run.start.fork
+    script = ScriptRun(run_dir=run.run_dir, experiment=run.experiment, accelerator=devices.name)
+    if run.start.checkpoint is not None:
+        script.resume = run.start.checkpoint.uuid
+    elif run.start.fork is not None:
+        script.fork = run.start.fork.path
     is_chief, code, cause, reason = ranks.rank == 0, 0, "", ""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -65,28 +68,18 @@ def own_run(
             if is_chief:
                 run.show()
             ranks.allgather(None)  # what ranks read is written
-            if threading.current_thread() is threading.main_thread():
-                for number in before:
-                    signal.signal(number, stop)
-            begin(
-                ScriptRun(
-                    run_dir=run.run_dir,
-                    experiment=run.experiment,
-                    accelerator=devices.name,
-                    resume=checkpoint.uuid if checkpoint else None,
-                    fork=fork.path if fork else None,
-                )
-            )
+            for number in before:
+                signal.signal(number, stop)
+            begin(script)
             yield ranks
         except BaseException as error:
-            if not (isinstance(error, SystemExit) and not error.code):
+            if not isinstance(error, SystemExit) or error.code:
                 code, cause, reason, *_ = ending_of(error, run.run_dir)
             raise
         finally:
             begin(None)
-            if threading.current_thread() is threading.main_thread():
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             STOP.clear()
             if is_chief:
                 RunDir(run.run_dir).remove_next()
@@ -110,13 +103,14 @@ def _decided(
     for key, value in (("name", script.stem), ("entrypoint", ["python3", short(script)])):
         if document.get((key,)) is None:
             document = document.overwritten(((key,), value, "the script"))
+    document = document.overwritten((SLOTS, ranks.size, "the launched ranks"))
     if resumed := os.environ.get(RESUME):
         stated, resume = Path(resumed), True
+    elif stated is not None and RunDir(stated).is_empty():
+        resume = False
     else:
         resume = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        resume = resume and not (stated is not None and RunDir(stated).is_empty())
     last = LAST if resume else None
     options = RunOptions(config=Path(document.name), accelerator=accelerator, run_dir=stated, resume=last)
-    document = document.overwritten((SLOTS, ranks.size, "the launched ranks"))
     run = prepare_run(options, document=document, machines=ranks.cross_size)
     return replace(run, own_resume=f"{RESUME}={shlex.quote(short(run.run_dir))} {shlex.join(sys.orig_argv)}")

@@ -1,12 +1,15 @@
 """``determined_ds.session``: a plain DeepSpeed script with exact resume, preemption, metrics and search.
 
-The way of a step: a loader gives the micro-batches of the training's data (``stand_ins``); the script trains on them,
-and reports; when it asks for the next one, the step before has ended, and :class:`Trainer` does what is due after it.
+The way of a step: the script takes a micro-batch from a loader of :meth:`Session.loader`, trains on it, and reports.
+When it takes the first one of the next step, the step before has ended, and :class:`Trainer` does what is due after it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -19,32 +22,31 @@ import torch
 from determined import pytorch
 from torch.utils import data as torch_data
 
+from determined_ds.checkpoints.safe_load import check_state
+from determined_ds.checkpoints.settings import records_of
 from determined_ds.config.params import Length
 from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.errors import ConfigError, TrainingError
-from determined_ds.sessions.stand_ins import (
-    ReportedValidation,
-    ScriptState,
-    ScriptTrial,
-    TrainingBatches,
-    ValidationData,
-    engine_marks,
-    sums_of_weights,
-)
+from determined_ds.errors import CheckpointError, ConfigError, DataError, Problem, TrainingError
+from determined_ds.rundir.signals import HEART
 from determined_ds.train.context import MADE
-from determined_ds.train.data.loaders import has_state
+from determined_ds.train.data.loaders import drawn_for, has_state, with_batch_sampler
+from determined_ds.train.data.samples import Share
 from determined_ds.train.group.process_group import all_ranks_come
 from determined_ds.train.here import here
+from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.loop.stopping import Due
 from determined_ds.train.loop.trainer import Trainer, of_hyperparameters
+from determined_ds.train.loop.validation import evaluating
 from determined_ds.train.opening import open_context
+from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.returned import described, refused
+from determined_ds.trial.stream_loader import StreamLoader
 
 logger = logging.getLogger("determined_ds")
 # What a trial writes, or det-ds run takes -> what a script does.
 WORDS = {
     MADE: "the engine of s.checkpoint",
-    "ScriptTrial.": "",
+    "Script.build_training_data_loader": "s.loader",
     "build_training_data_loader": "s.loader",
     "self.training_loader": "s.loader",
     "self.validation_loader": "s.validation_loader",
@@ -54,13 +56,11 @@ WORDS = {
     "state what is missing": "state hyperparameters.global_batch_size",
     "context.wrap_model_engine(engine)": "s.checkpoint(engine)",
     "add --resume to continue it": "write session(..., resume=True) to continue it",
-    "add --run-dir ": "write run_dir=",
-    "--run-dir": "run_dir",
-    "--resume": "resume",
+    "--run-dir ": "run_dir=",
 }
 # How long a rank that reports a validation, or wants a checkpoint, waits for the others, which have computed the same.
 COME_WITHIN_S = 120.0
-# Passes that a script may begin after the end of training: for epoch in range(n). One that begins more never ends.
+# Passes that a script may begin after the end of training: for epoch in range(n). More than that is no end.
 MOST_EMPTY = 1000
 
 
@@ -91,23 +91,31 @@ def session(
         ConfigError: the configuration cannot run; every reason.
     """
     s: Session | None = None
+
+    def in_words_of_scripts(_kind: Any, error: BaseException | None, _traceback: Any) -> None:
+        def said(text: str) -> str:
+            return functools.reduce(lambda text, words: text.replace(*words), WORDS.items(), text)
+
+        if isinstance(error, ConfigError):
+            error.problems = tuple(
+                replace(each, key=said(each.key), message=said(each.message), fix=said(each.fix))
+                for each in error.problems
+            )
+
     with contextlib.ExitStack() as stack:
-        stack.push(_say_in_words_of_scripts)
+        stack.push(in_words_of_scripts)
         ranks, trial = None, here()
         if trial is None:
-            # What makes a run is not sent to a cluster.
-            from determined_ds.sessions.own_run import own_run
+            from determined_ds.sessions.own_run import own_run  # not sent to a cluster
 
-            own = own_run(
-                config, run_dir, resume, accelerator, stopped=lambda: s is not None and s.stop_requested
-            )
+            own = own_run(config, run_dir, resume, accelerator, lambda: s is not None and s.stop_requested)
             ranks, trial = stack.enter_context(own), here()
-            stack.push(_say_in_words_of_scripts)  # before the run records it
+            stack.push(in_words_of_scripts)  # before the run records it
         assert trial is not None
         if trial.run is not None:
             trial.run.trained = True
         context = stack.enter_context(open_context(distributed=ranks, accelerator=accelerator))
-        s = Session(context, trial, stack)
+        s = Session(context, trial.run, stack)
         try:
             yield s
         except SystemExit as error:
@@ -117,19 +125,22 @@ def session(
         s._close()
 
 
-def _say_in_words_of_scripts(_kind: Any, error: BaseException | None, _traceback: Any) -> None:
-    """Put an error of the configuration into the words of its reader."""
+class Batches:
+    """The data of a script in micro-batches, on the CPU: iterate it once for each pass."""
 
-    def said(text: str) -> str:
-        for before, after in WORDS.items():
-            text = text.replace(before, after)
-        return text
+    def __init__(
+        self, dataset: Any, passes: Callable[[], Iterator[Any]], length: Callable[[], int | None]
+    ) -> None:
+        self.dataset, self._passes, self._length = dataset, passes, length
 
-    if isinstance(error, ConfigError):
-        error.problems = tuple(
-            replace(each, key=said(each.key), message=said(each.message), fix=said(each.fix))
-            for each in error.problems
-        )
+    def __iter__(self) -> Iterator[Any]:
+        return self._passes()
+
+    def __len__(self) -> int:
+        """Micro-batches of this rank in a pass."""
+        if (length := self._length()) is None:
+            raise TypeError("the data has no length, and so has its loader")
+        return length
 
 
 class Session:
@@ -146,34 +157,31 @@ class Session:
         distributed: The ranks: ``rank``, ``size``, ``local_rank``, ``allgather(...)`` and the like.
         rank: Of this process, from 0.
         run_dir: The run directory; None on a cluster.
+
+    Raises:
+        ConfigError: by each method, where a script calls it too early, or with what does not fit.
+        TrainingError: when a step ends, where the script has not taken or trained all of it on all ranks.
     """
 
-    def __init__(self, context: Any, trial: Any, stack: contextlib.ExitStack) -> None:
-        self.context, self._run, self._stack = context, trial.run, stack
-        self._is_measured = trial.run is not None and trial.run.measurement is not None
+    def __init__(self, context: Any, run: Any, stack: contextlib.ExitStack) -> None:
+        self.context, self._run, self._stack, self._script = context, run, stack, Script(context)
         self.device: torch.device = context.device
-        self.distributed = context.distributed
-        self.rank = int(context.distributed.rank)
-        self.run_dir: Path | None = None if trial.run is None else trial.run.run_dir
-        self._trial = ScriptTrial(context)
-        self._loader: TrainingBatches | None = None
+        self.distributed, self.rank = context.distributed, int(context.distributed.rank)
+        self.run_dir: Path | None = None if run is None else run.run_dir
+        self._is_measured = run is not None and run.measurement is not None
         self._validated = 0  # samples of the validation data since the last report
-        self._latest = trial.latest_checkpoint
-        # From the first call of s.checkpoint on.
-        self._training: Any = None  # a Trainer
-        self._state: ScriptState
-        self._loaded: str | None = None  # the checkpoint that is resumed from
-        self._marks: Any = None
+        self._length: Length | None = None  # of the training, as the script says
+        self._begun = 0  # passes of this process
+        self._has_warned = self._wants_checkpoint = False
+        # From the first call of s.checkpoint on: a Trainer, the steps that were done before, and what was loaded.
+        self._training: Any = None
+        self._start, self._marks = 0, None
         # From the first batch on.
         self._is_open = False
         self._batches: Iterator[Any] | None = None
-        self._length: Length | None = None  # of the training, as the script says
-        # The step at hand: its micro-batches so far, and (steps, micro-steps) of each engine before it.
+        # The step at hand: the steps and micro-steps of the engines before it, and its micro-batches so far.
+        self._before: int | None = None
         self._taken = self._accumulation = 0
-        self._before: list[tuple[int, int]] = []
-        self._wants_checkpoint = False
-        self._begun = self._empty = 0  # passes of this process; of these, begun after the end of training
-        self._is_cut = self._has_warned = False  # the last one was left before its end; that was said
 
     @property
     def hparams(self) -> dict[str, Any]:
@@ -182,11 +190,7 @@ class Session:
 
     @property
     def resolved(self) -> ResolvedConfig:
-        """What was decided.
-
-        Raises:
-            ConfigError: the batch is not known before ``s.checkpoint(engine)``.
-        """
+        """What was decided; refused while the batch is not known, before ``s.checkpoint(engine)``."""
         return self.context.resolved  # type: ignore[no-any-return]
 
     @property
@@ -206,7 +210,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------ data
 
-    def loader(self, dataset: Any, **options: Any) -> TrainingBatches:
+    def loader(self, dataset: Any, **options: Any) -> Batches:
         """The training data in micro-batches, shuffled; iterating it drives the training.
 
         Args:
@@ -215,19 +219,15 @@ class Session:
             options: Of Determined's ``DataLoader``, or of ``StreamLoader``; not ``batch_size``.
 
         Returns:
-            What to iterate, once a pass. The batches are on the CPU.
-
-        Raises:
-            ConfigError: it is not data, a batch size is given, or it is the second one.
+            What to iterate, once a pass.
         """
-        if self._loader is not None:
+        if self._script.loader is not None:
             fix = "put the data into one dataset, such as torch.utils.data.ConcatDataset"
             raise refused("s.loader", "was called before: a session has one training loader", fix, "session")
-        self._loader = TrainingBatches(self, self._maker("training_loader", dataset, options), dataset)
-        self._trial.loader = self._loader
-        return self._loader
+        self._script.loader = functools.cache(lambda: self._made("training_loader", dataset, options))
+        return Batches(dataset, self._one_pass, lambda: self._script.length)
 
-    def validation_loader(self, dataset: Any, **options: Any) -> ValidationData:
+    def validation_loader(self, dataset: Any, **options: Any) -> Batches:
         """This replica's share of the validation data, in order; every sample is in one share.
 
         What the script reports next with ``validation=True`` is weighted by the samples that this rank has taken. With
@@ -238,18 +238,39 @@ class Session:
             options: As for :meth:`loader`.
 
         Returns:
-            What to iterate, once a validation. The batches are on the CPU.
+            What to iterate, once a validation.
         """
-        return ValidationData(self, self._maker("validation_loader", dataset, options), dataset)
+        context = self.context
+        made = functools.cache(lambda: share_of(self._made("validation_loader", dataset, options), context))
 
-    def _maker(self, method: str, dataset: Any, options: Mapping[str, Any]) -> Callable[[], Any]:
-        """A function that makes a loader, once the batch is known."""
+        def one_pass() -> Iterator[Any]:
+            self._driven("iterating the validation loader")
+            self._pause()
+            batches, sizes = made()
+            pipelines = context.models if context.use_pipeline_parallel else []
+            with evaluating(pipelines) if pipelines else contextlib.nullcontext():
+                for engine in pipelines:
+                    engine.micro_batches = 1
+                for number, batch in enumerate(batches):
+                    HEART.beat()
+                    self._validated += sizes[number] if sizes is not None else 0
+                    loads = context._mpu.should_build_data_loader
+                    yield (iter([batch]) if loads else None) if pipelines else batch
+
+        def length() -> int | None:
+            sizes = made()[1]
+            return None if sizes is None else len(sizes)
+
+        return Batches(dataset, one_pass, length)
+
+    def _made(self, method: str, dataset: Any, options: Mapping[str, Any]) -> Any:
+        """A loader over the dataset, once the batch is known."""
         if not isinstance(dataset, (torch_data.DataLoader, pytorch.DataLoader)):
-            return lambda: getattr(self._trial, method)(dataset, **options)
+            return getattr(self._script, method)(dataset, **options)
         if options:
             fix = f"give the dataset: self.{method}(loader.dataset, ...)"
             raise refused(f"self.{method}", "got a loader, and options for another", fix, "session")
-        return lambda: dataset
+        return dataset
 
     # ------------------------------------------------------------------------------------ steps
 
@@ -263,14 +284,11 @@ class Session:
 
         Yields:
             0 .. num - 1.
-
-        Raises:
-            ConfigError: there is no engine or no data yet.
         """
         training = self._driven("s.epochs")
         self._length = Length(unit="epochs", value=num)
-        self._begun = max(self._begun, self._state.passes)
-        for epoch in range(self._state.passes, num):
+        self._begun = max(self._begun, self._passes_before)
+        for epoch in range(self._passes_before, num):
             if self._is_open and not training.goes_on:
                 return
             yield epoch
@@ -288,24 +306,20 @@ class Session:
 
         Yields:
             Iterators; None on ranks that load nothing, such as a pipeline's middle stages.
-
-        Raises:
-            ConfigError: there is no engine, no data or no length yet.
         """
         if self._driven("s.steps").fit_options.max_length is None and num is None:
             fix = "write s.steps(1000), or state fit.max_length"
             raise refused("s.steps", "nothing says how long to train", fix, "session")
         if num is not None:
             self._length = Length(unit="batches", value=num)
-        for batches in self._steps(in_pass=False, num=num):
+        for batches in self._steps(num):
             if self._batches is None:
-                self._begin_step()
                 self._taken = self._accumulation
             yield None if self._batches is None else batches
             if self._taken < self._accumulation:
+                said = f"{self._taken} of {self._accumulation} micro-batches of a step were taken"
                 raise TrainingError(
-                    f"{self._taken} of {self._accumulation} micro-batches of a step were taken\n  fix: take all of "
-                    "them: engine.train_batch(data_iter=batches) for each iterator of s.steps()"
+                    f"{said}\n  fix: take all: engine.train_batch(data_iter=batches) for each"
                 )
 
     def _one_pass(self) -> Iterator[Any]:
@@ -315,11 +329,17 @@ class Session:
             fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
             raise refused(what, "a pipeline takes its batches itself", fix, "session")
         self._begun += 1
-        if self._begun > self._state.passes:
+        if self._begun > self._passes_before:
             for batches in self._steps(in_pass=True):
                 yield from batches
 
-    def _steps(self, *, in_pass: bool, num: int | None = None) -> Iterator[Iterator[Any]]:
+    @functools.cached_property
+    def _passes_before(self) -> int:
+        """Passes over the data that were done before this process."""
+        length = self._script.length if self._start else None
+        return self._start * self._accumulation // length if length else 0
+
+    def _steps(self, num: int | None = None, *, in_pass: bool = False) -> Iterator[Iterator[Any]]:
         """The micro-batches of each step that is left, of a pass or of ``num`` in all; first the one before ends."""
         training = self._training
         if training.is_stopped:  # the script was given the chance to end by itself
@@ -328,21 +348,24 @@ class Session:
             self._open()
         self._end_step(agreed=in_pass)
         per_pass, stated = training.schedule.batches_per_epoch, training.schedule.stated_batches
-        if not training.goes_on:
-            self._empty += in_pass
-            if self._empty > MOST_EMPTY:  # it iterates the loader for ever, though training is over
-                raise SystemExit(0)
-        elif in_pass and self._is_cut and training.is_chief and not self._has_warned:
+        if not training.goes_on and self._begun > self.batches_trained + MOST_EMPTY:
+            raise SystemExit(0)
+        is_cut = (
+            in_pass and self._begun > self._passes_before + 1 and per_pass and self.batches_trained % per_pass
+        )
+        if is_cut and training.goes_on and training.is_chief and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "warning: a pass over the loader was left before its end, and the next one continues it; a "
-                "resumed run counts whole passes. fix: state fit.max_length, or write for batches in s.steps(n)"
+                "warning: a pass over the loader was left before its end, and the next one continues it; a resumed run "
+                "counts whole passes. fix: state fit.max_length, or write for batches in s.steps(n)"
             )
         while training.goes_on and (num is None or self.batches_trained < num):
-            self._is_cut, done = in_pass, self.batches_trained + 1
+            if self._before is None:
+                training.begin_step()
+                self._before = self._counted()
             yield self._micro_batches()
-            if done in (num, stated) or (in_pass and per_pass is not None and done % per_pass == 0):
-                self._is_cut = False
+            done = self.batches_trained + 1
+            if done in (num, stated) or (in_pass and per_pass and done % per_pass == 0):
                 self._pause()
                 if self._is_measured and done == stated:
                     raise SystemExit(0)  # what the script would do next is not wanted
@@ -351,25 +374,18 @@ class Session:
 
     def _micro_batches(self) -> Iterator[Any]:
         while self._taken < self._accumulation:
-            if not self._taken:
-                self._begin_step()
-            assert self._batches is not None, "every rank but a pipeline's loads"
-            batch = next(self._batches)
+            batch = next(self._batches)  # type: ignore[arg-type]
             self._taken += 1
             yield batch
 
-    def _begin_step(self) -> None:
-        self._training.begin_step()
-        self._before = self._counters()
-
-    def _counters(self) -> list[tuple[int, int]]:
-        return [(engine.global_steps, engine.micro_steps) for engine in self.context.models]
+    def _counted(self) -> int:
+        return sum(engine.global_steps + engine.micro_steps for engine in self.context.models)
 
     def _pause(self) -> None:
         """What follows is not training."""
         if self._is_open:
             self._training.reporter.pause()
-            for each in self._training.observers if self._before != self._counters() else ():
+            for each in self._training.observers if self._before != self._counted() else ():
                 each.stop()
 
     # ------------------------------------------------------------------------------------ checkpoints, metrics
@@ -386,9 +402,7 @@ class Session:
                 an average of the weights, a scheduler of your own, counters.
 
         Raises:
-            ConfigError: it is not an engine, or one with other batch sizes than were decided.
             CheckpointError: the checkpoint to resume from does not fit.
-            TrainingError: when the step ends: a later call was made on some ranks only.
         """
         key, context, run = "s.checkpoint", self.context, self._run
         if self._training is not None:
@@ -397,12 +411,10 @@ class Session:
                 raise refused(key, "got an engine that its first call was not given", fix, "session")
             self._wants_checkpoint = self._wants_checkpoint or self._listens
             return
-        fix = "engine, *_ = deepspeed.initialize(...); s.checkpoint(engine)"
-        if not engines:
-            raise refused(key, "its first call was given no engine", fix, "session")
-        for engine in engines:
+        for engine in engines or (None,):
             if not isinstance(engine, deepspeed.DeepSpeedEngine):
                 message = f"got {described(engine)}; expected an engine of DeepSpeed"
+                fix = "engine, *_ = deepspeed.initialize(...); s.checkpoint(engine)"
                 raise refused(key, message, fix, "session")
         for name, each in state.items():
             if not has_state(each):
@@ -410,27 +422,26 @@ class Session:
                 raise refused(key, message, "give it both, or leave it out", "session")
         for engine in engines:
             context.wrap_model_engine(engine)
-        if run is not None and run.measurement is not None:
+        if self._is_measured:
             from determined_ds.train.loop.measure import Measuring, check_strategy
 
             check_strategy(context, made_by="the script", fix="initialize the engine with config=s.ds_config")
-            training = Measuring(self._trial, context, run.measurement, source="s.report").training
+            training = Measuring(self._script, context, run.measurement, source="s.report").training
         else:
-            fit = of_hyperparameters(context.resolved.fit)
-            for name in ("validation_period", "step_zero_validation"):
-                if getattr(fit, name) and self.rank == 0:
-                    logger.warning("warning: fit.%s: no effect in a session, whose script validates", name)
-            fit = replace(fit, validation_period=None, step_zero_validation=False)
-            tests, reported = run is not None and run.test, ReportedValidation(context)
-            training = Trainer(self._trial, context).prepare(
-                fit, test_mode=tests, validator=reported, source="s.report"
-            )
+            stated, training = of_hyperparameters(context.resolved.fit), Trainer(self._script, context)
+            fit = replace(stated, validation_period=None, step_zero_validation=False)
+            if fit != stated and self.rank == 0:
+                logger.warning(
+                    "warning: in a session the script validates: fit.validation_period has no effect"
+                )
+            is_test = run is not None and run.test
+            training.prepare(fit, test_mode=is_test, validator=self._script, source="s.report")
         self._stack.enter_context(training.closing)
-        self._accumulation = context.resolved.batch.accumulation
-        self._state = training.checkpoints.parts["script"] = ScriptState(training, state)
-        training.load(self._latest, run.fork if run is not None else None)
-        self._loaded = self._latest if training.state.batches_trained else None
-        self._marks, self._training = engine_marks(context.models), training
+        self._accumulation, self._script.objects = context.resolved.batch.accumulation, state
+        training.checkpoints.parts["script"] = self._script
+        training.load(context.resumed_from, run.fork if run is not None else None)
+        self._start, self._marks = training.state.batches_trained, marks_of(context.models)
+        self._training = training
 
     def report(self, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
         """Report metrics of a micro-batch, or of a validation.
@@ -443,9 +454,6 @@ class Session:
         Args:
             metrics: Name -> number, or tensor of one number. A ``loss`` that is not finite stops the training.
             validation: Whether they are of a validation, and ``searcher.metric`` may be among them.
-
-        Raises:
-            TrainingError: a value is not a number.
         """
         weight, self._validated = float(self._validated or 1), 0 if validation else self._validated
         training = self._driven("s.report")
@@ -458,7 +466,7 @@ class Session:
     def _listens(self) -> bool:
         """Whether a report belongs to a step: not before the first one of a resumed run, nor after the last one."""
         if not self._is_open:
-            return self._loaded is None
+            return not self._start
         return self._taken == self._accumulation or self._training.goes_on
 
     # ------------------------------------------------------------------------------------ begin, end, between steps
@@ -473,11 +481,11 @@ class Session:
     def _open(self) -> None:
         """Begin training, at the first batch; a collective."""
         training = self._training
-        if self._loaded is not None:  # what the script has done since then is undone: it was done before
-            if self._marks != engine_marks(self.context.models):
-                training.read(self._loaded)
-            else:
-                self._state.restore_objects()
+        # What the script has done since it was resumed is undone: it was done before.
+        if self._start and self._marks != marks_of(self.context.models):
+            training.read(self.context.resumed_from)
+        elif self._start:
+            self._script.restore()
         if training.fit_options.max_length is None:
             training.fit_options = replace(training.fit_options, max_length=self._length)
         self._batches = training.begin()
@@ -491,9 +499,10 @@ class Session:
 
     def _end_step(self, *, agreed: bool, ends: bool = False) -> None:
         """End the step at hand, if all of it was taken; ``agreed``: all ranks come here, whatever is due."""
-        if self._taken < self._accumulation:
+        if self._before is None or self._taken < self._accumulation:
             return
-        self._taken, engines, did = 0, self.context.models, ""
+        engines, did = self.context.models, ""
+        self._before, self._taken = None, 0
         if self._training._steps_before == [engine.global_steps for engine in engines]:
             did = "no engine has made a step with the last batch"
         for engine in () if self.context.use_pipeline_parallel else engines:
@@ -519,40 +528,139 @@ class Session:
             name = f"script/{self.batches_trained}/{validates}/{wants}"
             if not all_ranks_come(name, within_s=COME_WITHIN_S):
                 called = "s.checkpoint()" if wants else "s.report(..., validation=True)"
-                raise TrainingError(
-                    f"{called} was called on some ranks only, after batch {self.batches_trained}\n  fix: call it on "
-                    "every rank, outside of `if s.rank == 0:`; one rank suffices after the loop over the loader"
-                )
-        return Due(
-            report=due.report or ends,
-            validate=validates,
-            checkpoint=due.checkpoint or ends or wants,
-            end=ends,
-        )
+                said = f"{called} was called on some ranks only, after batch {self.batches_trained}"
+                raise TrainingError(f"{said}\n  fix: call it on every rank, outside of `if s.rank == 0:`")
+        saves = due.checkpoint or ends or wants
+        return Due(report=due.report or ends, validate=validates, checkpoint=saves, end=ends)
 
     def _close(self) -> None:
         """The script is done: end its last step, and the training; a collective."""
+        training = self._training
         if not self._is_open:
-            if self._loader is not None and self._loaded is None:
+            if self._script.loader is not None and not self._start:
+                said = "nothing was trained: the loader of s.loader was not iterated"
                 raise TrainingError(
-                    "nothing was trained: the loader of s.loader was not iterated\n"
-                    "  fix: write for batch in loader: ..., with the loader that s.loader has returned"
+                    f"{said}\n  fix: write for batch in loader: ..., with what s.loader returned"
                 )
             return
-        training, done, is_untouched = self._training, self.batches_trained, self._before == self._counters()
-        if self._taken and (is_untouched or self._taken < self._accumulation):
-            if not is_untouched:
-                left = f"{self._taken} of {self._accumulation} micro-batches of batch {done + 1}"
-                training.reporter.note(f"left out    {left}: the script has ended in the middle of it")
+        if self._before is not None and (self._taken < self._accumulation or self._before == self._counted()):
             # The last whole step is reported and saved, unless a stream's position is after what was taken.
-            due = self._due(training.schedule.due(done), agreed=True, ends=True)
+            due = self._due(training.schedule.due(self.batches_trained), agreed=True, ends=True)
             saves = due.checkpoint and training.data.place is None
             training.do(replace(due, report=training.reporter.take_back_batch() > 0, checkpoint=saves))
         else:
             self._end_step(agreed=True, ends=True)
-        training.end(lambda: sums_of_weights(self.context.models))
+
+        def sums_of_weights() -> list[float]:
+            weights = [each for engine in self.context.models for each in engine.module.parameters()]
+            return [float(getattr(each, "ds_tensor", each).detach().double().sum()) for each in weights]
+
+        training.end(sums_of_weights)
         if self._is_measured:
             from determined_ds.train.loop.measure import keep_row
 
             row = training.validator.row()
             keep_row(self._run, row, is_chief=training.is_chief, was_stopped=training.is_stopped)
+
+
+class Script(ReconciledTrial):
+    """What stands for a script where the loop expects a trial, a validator, and a part of each checkpoint.
+
+    The script has built the engines, takes the steps, and validates by itself. ``loader`` makes what reads its training
+    data; ``objects``, by name, are saved and restored with the engines.
+    """
+
+    class_spec = ""  # in a checkpoint: no class builds the model
+    loader: Callable[[], Any] | None = None
+    is_pending = False  # whether a validation is reported, and not yet reduced
+    build_model = build_validation_data_loader = train_batch = evaluate_batch = None  # type: ignore[assignment]
+
+    def __init__(self, context: Any) -> None:
+        self.context: Any = context
+        self.objects: Mapping[str, Any] = {}
+        self._loaded: Mapping[str, Any] = {}
+        self._sums = MetricSums(context.device, source="s.report")
+
+    @property
+    def resolved(self) -> Any:  # type: ignore[override]
+        return self.context.resolved
+
+    def build_training_data_loader(self) -> Any:
+        if self.loader is None:
+            fix = "call loader = s.loader(dataset) before the first step"
+            raise refused("s.loader", "there is no training data", fix, "session")
+        return self.loader()
+
+    @property
+    def length(self) -> int | None:
+        """Micro-batches of this rank in a pass over the training data; None where it has no length."""
+        loader, batch = self.build_training_data_loader(), self.context.resolved.batch
+        if isinstance(loader, StreamLoader):
+            have, need = loader.length(), batch.global_batch_size // (batch.replicas if loader.sharded else 1)
+        elif type(loader.batch_sampler) is torch_data.BatchSampler:
+            have, need = len(loader.batch_sampler.sampler), batch.global_batch_size  # type: ignore[arg-type]
+        else:
+            have, need = len(loader.batch_sampler), batch.accumulation * batch.replicas
+        return None if have is None else have // need * batch.accumulation
+
+    def add(self, metrics: Mapping[str, Any], weight: float) -> None:
+        """Add what a rank reports of a validation; ``weight``: samples that the values are means over."""
+        self._sums.add(metrics, weight)
+        self.is_pending = True
+
+    def run(self, _callbacks: list[Any]) -> dict[str, Any]:
+        """The means over what all ranks have reported; a collective."""
+        self.is_pending = False
+        return dict(self._sums.reduce()[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {name: each.state_dict() for name, each in self.objects.items()}
+        for name, state in states.items():
+            check_state(f"s.checkpoint(..., {name}=...): its state_dict", state)
+        return states
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._loaded, then, now = state_dict, sorted(state_dict), sorted(self.objects)
+        if then != now:
+            raise CheckpointError(
+                f"the checkpoint holds the states {then}, and s.checkpoint is given the objects {now}\n"
+                "  fix: give s.checkpoint the same objects by the same names, or start anew in another run directory"
+            )
+        self.restore()
+
+    def restore(self) -> None:
+        """Set each object to what the loaded checkpoint holds."""
+        for name, state in self._loaded.items():
+            self.objects[name].load_state_dict(copy.deepcopy(state))
+
+
+def share_of(loader: Any, context: Any) -> tuple[Any, list[int] | None]:
+    """The validation batches of this replica, and the samples in each, None where that is not known.
+
+    Every sample is in one share, so a mean over what all ranks report, weighted by samples, is the mean over all. Under
+    ZeRO 3 a forward pass is a collective, so replicas make the same number of them. Data without an index, and data
+    with a batch sampler of its own, is read whole by every replica.
+    """
+    mpu, seed = context._mpu, context.get_trial_seed()
+    sampler = loader.batch_sampler if isinstance(loader, pytorch.DataLoader) else None
+    if type(sampler) is not torch_data.BatchSampler:
+        whole = Share(loader, length_of=len, replica=0, replicas=1, seed=seed)
+        return whole, whole.sizes
+    with drawn_for(sampler, seed, 0):
+        order = [sample for batch in sampler for sample in batch]
+    if not order:
+        key, message, fix = "s.validation_loader", "the validation data has no sample", "use more of it"
+        raise DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
+    replicas = mpu.data_parallel_world_size if len(order) >= mpu.data_parallel_world_size else 1
+    each = min(-(-len(order) // (replicas * sampler.batch_size)), len(order) // replicas)
+    cuts = [len(order) * index // (replicas * each) for index in range(replicas * each + 1)]
+    batches = [order[start:end] for start, end in itertools.pairwise(cuts)]
+    own = batches[mpu.data_parallel_rank % replicas :: replicas]
+    return with_batch_sampler(loader, own, 0), [len(batch) for batch in own]
+
+
+def marks_of(engines: list[Any]) -> Any:
+    """What differs once anything has changed weights, optimizer settings or a schedule of an engine."""
+    records = [{key: each[key] for key in ("groups", "scheduler")} for each in records_of(engines)]
+    weights = [each for engine in engines for each in engine.module.parameters()]
+    return records, [getattr(each, "ds_tensor", each)._version for each in weights]
