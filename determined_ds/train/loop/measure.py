@@ -58,7 +58,7 @@ class Measuring:
         self._context, self._length = context, length
         self._started = 0.0
         self._taken: float | None = None  # of the step at hand, once its work is done
-        self._steps: list[tuple[float, float, Any]] = []  # seconds; weight and sum of the loss
+        self._steps: list[tuple[float, Any, float]] = []  # seconds; sum of the loss and its weight
         self._state_bytes = Counter[int]()  # of each engine
         self._let_go = contextlib.ExitStack()
         self._pipeline_step: RecordedStep | None = None
@@ -81,8 +81,7 @@ class Measuring:
         if steps == min(max(1, length.warmup - 1), length.total - 1):
             for index, engine in enumerate(self._context.models):
                 self._let_go.callback(watch(engine, partial(self._note_states, index)))
-        self._synchronize()
-        self._started, self._taken = time.perf_counter(), None
+        self._started, self._taken = self._now(), None
 
     def _note_states(self, index: int, found: dict[str, int]) -> None:
         self._state_bytes[index] = max(self._state_bytes[index], sum(found.values()))
@@ -90,20 +89,20 @@ class Measuring:
     def stop(self) -> None:
         """The work of the step is done: what comes before :meth:`end_step` is not its time."""
         if self._taken is None:
-            self._synchronize()
-            self._taken = time.perf_counter() - self._started
+            self._taken = self._now() - self._started
 
-    def _synchronize(self) -> None:
-        """Work that a GPU has yet to do belongs to the step that asked for it; in a profile it stays as it is."""
+    def _now(self) -> float:
+        # Work that a GPU has yet to do belongs to the step that asked for it; in a profile it stays as it is.
         if self._context.device.type == "cuda" and not self._length.profiles:
             torch.cuda.synchronize(self._context.device)
+        return time.perf_counter()
 
     def end_step(self, _batches_trained: int) -> None:
         """A step has ended; a collective after the last one that counts."""
         sums = self.training.sums
         assert self._taken is not None
         self._let_go.close()
-        self._steps.append((self._taken, sums.weight("loss"), sums.running("loss")))
+        self._steps.append((self._taken, *sums.running("loss")))
         sums.clear()
         if self.is_pending:
             self._pipeline_step = self._median_step()
@@ -120,10 +119,10 @@ class Measuring:
         """What has been measured so far; a collective. A step's time is that of the slowest rank."""
         context, length, done = self._context, self._length, len(self._steps)
         resolved, reporter, engine = context.resolved, self.training.reporter, engine_name(context.models[0])
-        own = [(taken, weight, 0.0 if loss is None else float(loss)) for taken, weight, loss in self._steps]
+        own = [(taken, 0.0 if loss is None else float(loss), weight) for taken, loss, weight in self._steps]
         rows = gather_rows(torch.tensor(own, dtype=torch.float64, device=context.device).flatten())
         rows = rows.reshape(len(rows), done, 3)
-        seconds, weights, losses = rows[..., 0].amax(0), rows[..., 1].sum(0), rows[..., 2].sum(0)
+        seconds, losses, weights = rows[..., 0].amax(0), rows[..., 1].sum(0), rows[..., 2].sum(0)
         repetition = Repetition(
             run_dir="",
             step_seconds=tuple(seconds.tolist()[length.warmup :]),

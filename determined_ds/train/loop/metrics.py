@@ -88,13 +88,9 @@ class MetricSums:
             else:
                 self._values[name] = KINDS[kind][1](before, new)
 
-    def running(self, name: str) -> torch.Tensor | None:
-        """The sum of a metric since the last reduction, on the device; None where there is none yet."""
-        return self._values.get(name)
-
-    def weight(self, name: str) -> float:
-        """The total weight of :meth:`running`."""
-        return self._weights.get(name, 0.0)
+    def running(self, name: str) -> tuple[torch.Tensor | None, float]:
+        """The sum of a metric since the last reduction, on the device, and its weight; None where there is none yet."""
+        return self._values.get(name), self._weights.get(name, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """What was added since the last reduction, for a checkpoint."""
@@ -120,7 +116,7 @@ class MetricSums:
                     dist.all_gather_object(gathered, list(self._values))
                 self._names = sorted({name for some in gathered for name in some})
             names, none = self._names, torch.zeros((), dtype=DTYPE, device=self._device)
-            head = [len(self._values.keys() - set(names)), *(self.weight(name) for name in names)]
+            head = [len(self._values.keys() - set(names)), *(self._weights.get(name, 0.0) for name in names)]
             values = torch.stack([self._values.get(name, none).to(self._device) for name in (*names, "")])
             parts = [torch.tensor(head, dtype=DTYPE, device=self._device), values, *riders]
             rows = gather_rows(torch.cat([part.reshape(-1).to(values) for part in parts]))

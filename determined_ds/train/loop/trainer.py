@@ -266,7 +266,7 @@ class Trainer:
         epoch, _, is_last = self.schedule.epoch_of(state.batches_trained)
         state.batches_trained = done = state.batches_trained + 1
         # Once a batch: a loss that is not finite stays in the sum that it was added to.
-        self._guard.look(self.sums.running("loss"), done)
+        self._guard.look(self.sums.running("loss")[0], done)
         TRAINED.set()
         if self.context.profiler is not None:
             self.context.profiler.step()

@@ -191,13 +191,10 @@ class Validator:
 
 @contextlib.contextmanager
 def evaluating(engines: list[Any]) -> Iterator[None]:
-    """Let pipelines take other numbers and sizes of micro-batches than in training.
-
-    ``micro_batches`` is how many ``eval_batch`` takes by default, ``dynamic_shape`` sends every shape along instead of
-    the first alone, ``is_data_parallel`` averages over replicas, which the loop does itself.
-
-    Source: ``PipelineEngine`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
-    """
+    """Let pipelines take other numbers and sizes of micro-batches than in training."""
+    # ``micro_batches`` is how many ``eval_batch`` takes by default, ``dynamic_shape`` sends every shape along instead
+    # of the first alone, ``is_data_parallel`` averages over replicas, which the loop does itself.
+    # Source: ``PipelineEngine`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
     names = ("micro_batches", "dynamic_shape", "is_data_parallel")
     saved = [{name: getattr(engine, name) for name in names} for engine in engines]
     for engine in engines:
