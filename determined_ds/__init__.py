@@ -40,7 +40,7 @@ _HOMES = {
     "measure_throughput": "determined_ds.train.loop.measure",
     "open_context": "determined_ds.train.opening",
     "reconcile": "determined_ds.config.resolve",
-    "report_to_tools": "determined_ds.train.here",
+    "report_to_tools": "determined_ds.train.rank",
     "session": "determined_ds.sessions.session",
 }
 
@@ -88,10 +88,10 @@ if TYPE_CHECKING:
         load_state_dict_from_checkpoint_path,
     )
     from determined_ds.train.context import DeepSpeedTrialContext
-    from determined_ds.train.here import report_to_tools
     from determined_ds.train.loop.measure import measure_throughput
     from determined_ds.train.loop.trainer import Trainer
     from determined_ds.train.opening import init, open_context
+    from determined_ds.train.rank import report_to_tools
     from determined_ds.trial.base import DataParallelTrial, ReconciledTrial
     from determined_ds.trial.pipeline import PipelineTrial
     from determined_ds.trial.sequence import DeepSpeedMPU, SequenceGroup

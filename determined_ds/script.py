@@ -17,13 +17,10 @@ from pathlib import Path
 from determined_ds.check.trial import without_library
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.entrypoint import Entrypoint
-from determined_ds.experiment.experiment import load_experiment
 from determined_ds.rundir.handed_on import LAUNCHED_BY
 from determined_ds.rundir.records import relink
-from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 from determined_ds.rundir.signals import TRAINED
-from determined_ds.train.here import Measurement, ScriptRun, begin
-from determined_ds.train.rank_process import RankProcess, end_process, rank_parser
+from determined_ds.train.rank import RankProcess, Run, begin, end_process, rank_parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,49 +29,27 @@ def main(argv: list[str] | None = None) -> int:
     words = "FILE or -m MODULE, and its arguments, after --"
     parser.add_argument("script", metavar="SCRIPT", nargs="+", help=words)
     options = parser.parse_args(argv)
-    there = RunDir(options.run_dir)
-    measurement = None
-    if options.measure is not None:
-        length = {"steps": options.measure, "warmup": options.warmup, "profiles": options.profile}
-        measurement = Measurement(**length)
-    run = ScriptRun(
-        run_dir=options.run_dir,
-        experiment=load_experiment(there.current(there.experiment), name=EXPERIMENT),
-        accelerator=options.accelerator,
-        test=options.test,
-        resume=options.resume,
-        resume_from=options.resume_from,
-        fork=options.fork,
-        measurement=measurement,
-    )
-    if measurement is not None:  # what is measured is trained from fresh weights
-        run.resume = run.resume_from = run.fork = None
-    rank = RankProcess(options.run_dir, listens=lambda: run.listens)
-    rank.debug = bool(run.experiment.config.get("debug"))
     script = Entrypoint(words=tuple(options.script), is_script=True)
-
-    def exit_message(error: SystemExit) -> str:
-        code = f" with exit code {error.code}" if isinstance(error.code, int) else f": {error.code}"
-        return f"{script.name} ended{code}"
-
-    code = rank.run(lambda: _run(script, run), exit_of=exit_message)
+    rank = RankProcess(options.run_dir, script.name)
+    code = rank.run(lambda: _run(script, Run.of(options), rank))
     if code == 0 and LAUNCHED_BY in os.environ:  # this process ends without Python's own end
         atexit._run_exitfuncs()
     return code
 
 
-def _run(script: Entrypoint, run: ScriptRun) -> None:
+def _run(script: Entrypoint, run: Run, rank: RankProcess) -> None:
     from determined import common
 
     from determined_ds.devices import detect_accelerator
-    from determined_ds.train.as_on_cluster import surrounded
     from determined_ds.train.group.watch import leave_watch
+    from determined_ds.train.local_core import as_on_cluster
 
     begin(run)
     accelerator = detect_accelerator(run.accelerator)
-    if run.experiment.config.get("debug"):
+    rank.debug = bool(run.experiment.config.get("debug"))
+    if rank.debug:
         common.set_logger(True)
-    with surrounded(run, accelerator):
+    with as_on_cluster(run, accelerator):
         try:  # as Python would: as __main__, its folder first on the path
             sys.argv = [*script.words[script.is_module :]]
             if script.is_module:
@@ -87,7 +62,8 @@ def _run(script: Entrypoint, run: ScriptRun) -> None:
             if error.code not in (None, 0):
                 raise
         except BaseException:
-            if run.has_begun:  # as seen by rank 0: another launch may get further
+            there = run.there  # as seen by rank 0: another launch may get further
+            if there.is_replaced and there.metrics.is_file() and there.metrics.stat().st_size:
                 TRAINED.set()
             raise
     leave_watch()  # where it has left its contexts by an exit

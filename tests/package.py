@@ -379,10 +379,10 @@ def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int)
 def ending_of(error: BaseException, *, trained: bool = False) -> tuple[int, str]:
     """How a rank ends after an error, before its first batch or ``trained``: exit code, cause in ``result.json``."""
     from determined_ds.rundir.signals import TRAINED
-    from determined_ds.train import rank_process
+    from determined_ds.train import rank
 
     with mock.patch.object(TRAINED, "is_set", return_value=trained):
-        ending = rank_process.ending_of(error)
+        ending = rank.ending_of(error)
         return ending.code, ending.cause
 
 

@@ -51,9 +51,8 @@ from determined_ds.report.numbers import count
 from determined_ds.rundir.limits import exhausted
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.seeds import rng_state
-from determined_ds.train.here import cluster_info
 from determined_ds.train.local_core import AtomicStorage
-from determined_ds.train.rank_process import ending_of
+from determined_ds.train.rank import cluster_info, ending_of
 from determined_ds.trial.returned import method_of
 
 T = TypeVar("T")

@@ -19,13 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from determined_ds.cluster.log import NO_RESTART_HELPS, WARNING, error_lines, lines_of
-from determined_ds.config.params import stated_seed
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.errors import ConfigError, EntrypointError
 from determined_ds.experiment.decide import no_length
 from determined_ds.experiment.entrypoint import read_entrypoint
 from determined_ds.extensions import before_ranks
-from determined_ds.train.here import Here, hyperparameters_of
+from determined_ds.train.rank import Here
 
 SLOTS = "slots_per_trial"
 # Where determined 0.38.1 writes which of an allocation's containers this is (``determined/_info.py``).
@@ -82,8 +81,7 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
     trial = None
     try:
         hparams = json.loads(environment["DET_HPARAMS"])
-        seed = stated_seed(hparams, int(environment["DET_TRIAL_SEED"]))
-        trial = Here(hyperparameters=hyperparameters_of(hparams), exp_conf=config, seed=seed, on_cluster=True)
+        trial = Here.of_mappings(hparams, config, int(environment["DET_TRIAL_SEED"]), on_cluster=True)
         _decide(trial, entrypoint.options, ranks=ranks, machines=machines)
     except ConfigError as error:
         drops = trial is not None and trial.drops_point(error)

@@ -76,7 +76,7 @@ class Start:
         """Where another launch starts after a crash; None where it could not get further.
 
         It may where nothing moved, where the process was killed, e.g. for want of memory, or where the rank says so:
-        see :func:`~determined_ds.train.rank_process.ending_of`, which decides it on a cluster too. What a rank
+        see :func:`~determined_ds.train.rank.ending_of`, which decides it on a cluster too. What a rank
         has diagnosed would be the same again: a configuration that cannot run, a loss that is not finite.
         """
         first = outcome.failures[0] if outcome.failures else None

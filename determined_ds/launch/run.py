@@ -128,8 +128,7 @@ class LocalRun:
         if start.weights:
             own += ["--evaluate", str(start.weights.path)]
         elif start.checkpoint:
-            own += ["--resume", start.checkpoint.uuid]
-            own += ["--resume-from", str(start.checkpoint.path)] if start.elsewhere else []
+            own += ["--resume", str(start.checkpoint.path) if start.elsewhere else start.checkpoint.uuid]
         elif start.fork:
             own += ["--fork", str(start.fork.path)]
         there = ["--run-dir", str(self.run_dir), "--accelerator", self.accelerator.name]

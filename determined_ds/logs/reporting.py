@@ -44,7 +44,7 @@ from determined_ds.rundir.run_dir import RunDir
 from determined_ds.rundir.signals import HEART
 
 if TYPE_CHECKING:
-    from determined_ds.train.here import Here
+    from determined_ds.train.rank import Here
 
 logger = logging.getLogger("determined_ds")
 

@@ -28,8 +28,7 @@ from determined_ds.rundir.handed_on import LAST, shortened
 from determined_ds.rundir.run_dir import RunDir, RunLock, short
 from determined_ds.rundir.signals import STOP
 from determined_ds.train.group.process_group import as_chief, join_process_group
-from determined_ds.train.here import ScriptRun, begin
-from determined_ds.train.rank_process import ending_of, show_own_errors
+from determined_ds.train.rank import Run, begin, ending_of, show_own_errors
 
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"
@@ -47,7 +46,7 @@ def own_run(
     devices = detect_accelerator(accelerator)
     ranks = join_process_group(devices)
     run = as_chief(ranks, lambda: _decided(config, run_dir and Path(run_dir), resume, ranks, devices.name))
-    script = ScriptRun(run_dir=run.run_dir, experiment=run.experiment, accelerator=devices.name)
+    script = Run(run_dir=run.run_dir, experiment=run.experiment, accelerator=devices.name)
     if run.start.checkpoint is not None:
         script.resume = run.start.checkpoint.uuid
     elif run.start.fork is not None:

@@ -32,12 +32,12 @@ from determined_ds.train.context import MADE
 from determined_ds.train.data.loaders import drawn_for, has_state, with_batch_sampler
 from determined_ds.train.data.samples import Share
 from determined_ds.train.group.process_group import all_ranks_come
-from determined_ds.train.here import here
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.loop.stopping import Due
 from determined_ds.train.loop.trainer import Trainer, of_hyperparameters
 from determined_ds.train.loop.validation import evaluating
 from determined_ds.train.opening import open_context
+from determined_ds.train.rank import here
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.returned import described, refused
 from determined_ds.trial.stream_loader import StreamLoader

@@ -12,9 +12,8 @@ import os
 import sys
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 from determined_ds.rundir.signals import survived_by_parent
-from determined_ds.train.rank_process import RankProcess, end_process, rank_parser
+from determined_ds.train.rank import RankProcess, Run, begin, end_process, here, rank_parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,64 +27,46 @@ def main(argv: list[str] | None = None) -> int:
     add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
     options = parser.parse_args(argv)
     rank = RankProcess(options.run_dir)
-
-    def train() -> None:
-        with rank.os_exit_reported():
-            _train(options, rank)
-
-    return rank.run(train, exit_of=rank.exit_of_author)
+    return rank.run(lambda: _train(options, rank))
 
 
 def _train(options: argparse.Namespace, rank: RankProcess) -> None:
-    import determined as det
-    from determined import common
-
-    from determined_ds.config.params import FitOptions, parse_hyperparameters
-    from determined_ds.experiment.experiment import load_experiment
-    from determined_ds.train.group.process_group import log_in_task
-
-    info = det.get_cluster_info()
-    if info is not None and info.task_type != "TRIAL":
-        info = None
-    experiment, config = None, {} if info is None else info.trial._config
-    if info is None:
-        if options.run_dir is None:
-            message = "must be started by a cluster, or by `det-ds run`"
-            fix = "use: det-ds run CONFIG CONTEXT_DIR"
-            raise ConfigError(Problem(key="determined_ds.train", message=message, fix=fix))
-        there = RunDir(options.run_dir)
-        experiment = load_experiment(there.current(there.experiment), name=EXPERIMENT)
-        config = experiment.config
+    if options.run_dir is not None:
+        begin(Run.of(options))
+    found = here()
+    if found is None:
+        message = "must be started by a cluster, or by `det-ds run`"
+        fix = "use: det-ds run CONFIG CONTEXT_DIR"
+        raise ConfigError(Problem(key="determined_ds.train", message=message, fix=fix))
+    run, config = found.run, found.exp_conf or {}
     rank.debug = bool(config.get("debug"))
     if rank.debug:
+        from determined import common
+
         common.set_logger(True)
-    elif info is not None:
+    elif found.on_cluster:
+        from determined_ds.train.group.process_group import log_in_task
+
         log_in_task(options.accelerator)
 
+    from determined_ds.config.params import FitOptions, parse_hyperparameters
     from determined_ds.train.bare_trial import trial_class
     from determined_ds.train.loop.trainer import Trainer, of_hyperparameters
     from determined_ds.train.opening import open_context
 
-    resumed = options.resume if options.resume_from is None else str(options.resume_from)
-    with open_context(
-        experiment=experiment,
-        run_dir=options.run_dir,
-        accelerator=options.accelerator,
-        engine=options.engine,
-        trains=options.measure is None and options.evaluate is None,
-    ) as context:
-        context.resumed_from = context.resumed_from or resumed
+    trains = options.measure is None and options.evaluate is None
+    with open_context(accelerator=options.accelerator, engine=options.engine, trains=trains) as context:
+        is_chief = context.distributed.rank == 0
         piped = options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1
         spec = options.pipeline_trial if piped else options.trial
-        is_chief = context.distributed.rank == 0
-        if info is not None and is_chief:
+        if found.on_cluster and is_chief:
             from determined_ds.report.header import decided
 
             resolved = context.resolved
             lines = decided(config["name"], spec, resolved, resolved.topology.slots, resolved.accelerator)
             print(*lines, sep="\n", flush=True)
         # The engine of a legacy trial may decide all but the length.
-        is_open = experiment is not None and experiment.entrypoint.is_legacy
+        is_open = run is not None and run.experiment.entrypoint.is_legacy
         # The peak is measured before engines take the GPU, where the precision is known by then.
         if not is_open and (options.profile or context.resolved.fit.profile is not None):
             from determined_ds.profile.mfu import peak_flops
@@ -99,16 +80,14 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
 
             length = {"steps": options.measure, "warmup": options.warmup, "profiles": options.profile}
             row = measure_throughput(trial, context, **length)
-            if options.run_dir is not None and is_chief:
-                write_row(row, RunDir(options.run_dir).measured)
+            if run is not None and is_chief:
+                write_row(row, run.there.measured)
         elif options.evaluate is not None:
             Trainer(trial, context).prepare(FitOptions(checkpoint_policy="none")).evaluate(options.evaluate)
         else:
-            fit = context.resolved.fit
-            if experiment is not None and is_open:
-                fit = parse_hyperparameters(experiment.hyperparameters).fit
+            fit = parse_hyperparameters(found.hyperparameters).fit if is_open else context.resolved.fit
             training = Trainer(trial, context).prepare(of_hyperparameters(fit), test_mode=options.test)
-            training.train(resumed if info is None else info.latest_checkpoint or None, options.fork)
+            training.train(found.latest_checkpoint, options.fork)
 
 
 if __name__ == "__main__":

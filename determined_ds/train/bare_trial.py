@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +21,7 @@ from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document
-from determined_ds.errors import CheckpointError, ConfigError, EntrypointError, Problem, TrialError
-from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.errors import CheckpointError, ConfigError, EntrypointError, Problem
 from determined_ds.experiment.secrets import restored
 
 SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M"
@@ -49,22 +48,15 @@ def trial_class(spec: str, origin: str = "") -> Any:
             raise  # a module that the trial imports is missing: its traceback says where
         fix = "check the path in the entrypoint, and give the CONTEXT_DIR that holds it"
         raise EntrypointError(Problem(message=f"there is no module {error.name}", fix=fix, **about)) from None
-
-    def is_trial(value: Any) -> bool:
-        return isinstance(value, type) and issubclass(value, det_ds.DeepSpeedTrial)
-
+    kinds = [each for each in vars(module).values() if isinstance(each, type)]
+    trials = [each for each in kinds if issubclass(each, det_ds.DeepSpeedTrial)]
     trial = getattr(module, class_name, None)
-    if not is_trial(trial):
-        here_made = (each for each in vars(module).values() if is_trial(each))
-        own = [each.__name__ for each in here_made if each.__module__ == module.__name__]
+    if trial not in trials:
+        own = [each.__name__ for each in trials if each.__module__ == module.__name__]
         fix = f"use one of its trials: {', '.join(own)}" if own else "subclass DataParallelTrial in it"
         message = f"{class_name} must be a subclass of DeepSpeedTrial"
         message = message if trial is not None else f"module {module_name} has no {class_name}"
         raise EntrypointError(Problem(message=message, fix=fix, **about))
-    if missing := sorted(getattr(trial, "__abstractmethods__", ())):
-        message = f"does not define {', '.join(missing)}"
-        fix = "define it in the class, or in one that it derives from"
-        raise TrialError(Problem(key=class_name, origin=spec, message=message, fix=fix, code="abstract"))
     return trial
 
 
@@ -84,7 +76,14 @@ def inside(context_dir: Path) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, device: str) -> Any:
+def bare_trial(
+    kind: Any,
+    hyperparameters: Mapping[str, Any],
+    exp_conf: Mapping[str, Any],
+    seed: int,
+    resolved: ResolvedConfig,
+    device: str,
+) -> Any:
     """A trial without an engine; ``prepare`` and ``build_model`` are yet to be called.
 
     Raises:
@@ -93,24 +92,23 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
     from attrdict import AttrDict
 
     from determined_ds.trial.base import ReconciledTrial
-    from determined_ds.trial.sequence import SequenceGroup
 
     if not issubclass(kind, ReconciledTrial):
         message = (
             f"{kind.__name__} subclasses DeepSpeedTrial directly: its model is built together with its engine"
         )
         fix = "build the model, and fill it with load_state_dict_from_checkpoint_path"
-        said = (SAY_SIZE, "meta-build") if device == "meta" else (fix, "entrypoint")
-        raise ConfigError(experiment.document.problem(("entrypoint",), message, *said))
+        fix, code = (SAY_SIZE, "meta-build") if device == "meta" else (fix, "entrypoint")
+        raise ConfigError(Problem(key="entrypoint", message=message, fix=fix, code=code))
     trial: Any = kind.__new__(kind)
-    hparams = resolved.completed(experiment.hyperparameters.data)
+    hparams = resolved.completed(hyperparameters)
     trial.context = SimpleNamespace(  # what a trial may call on its context before it has an engine
         distributed=None,
         device=torch.device(device),
         resolved=resolved,
-        get_data_config=lambda: dict(experiment.config.get("data") or {}),
-        get_experiment_config=lambda: experiment.config,
-        get_trial_seed=lambda: experiment.trial_seed,
+        get_data_config=lambda: dict(exp_conf.get("data") or {}),
+        get_experiment_config=lambda: exp_conf,
+        get_trial_seed=lambda: seed,
         get_global_batch_size=lambda: resolved.batch.global_batch_size,
         get_per_slot_batch_size=lambda: resolved.batch.micro_batch_size,
         get_hparams=lambda: dict(hparams),
@@ -119,9 +117,7 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
         disable_dataset_reproducibility_checks=lambda: None,
         to_device=lambda batch: tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch),
     )
-    trial.args = AttrDict(hparams)
-    trial.resolved = resolved
-    trial.sequence = SequenceGroup()  # whole, as of one rank
+    trial.args, trial.resolved = AttrDict(hparams), resolved
     return trial
 
 
@@ -189,10 +185,7 @@ def load_state_dict_from_checkpoint_path(
 
 
 def load_model_from_checkpoint_path(
-    path: str | Path,
-    *,
-    context_dir: str | Path = ".",
-    trial: Any = None,
+    path: str | Path, *, context_dir: str | Path = ".", trial: Any = None
 ) -> torch.nn.Module:
     """The model of a checkpoint, built by its trial, with the trained weights.
 
@@ -218,23 +211,19 @@ def load_model_from_checkpoint_path(
     path = Path(path).resolve()
     weights = load_state_dict_from_checkpoint_path(path)
     with trial_of(path, Path(context_dir), kind=trial) as built:
-        name = type(built).__name__
         if isinstance(built, PipelineTrial):
             model: torch.nn.Module = chain_of(returned.layers(built, built.build_layers(), 1))
             weights = {each.replace(".", ".inner.", 1): tensor for each, tensor in weights.items()}
         else:
             model = returned.model(built, built.build_model())
     named = dict(model.named_parameters(remove_duplicate=False))
-    filled = {id(named[each]) for each in weights if each in named}  # a tied weight is written once
+    filled = {id(named[name]): tensor for name, tensor in weights.items() if name in named}
+    tied = {name: filled[id(each)] for name, each in named.items() if id(each) in filled}
     try:
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-        lacking = [each for each in missing if id(named.get(each)) not in filled]
-        verb, names = ("lacks", lacking) if lacking else ("also has", unexpected)
-        reason = f"{verb} {', '.join(names)}" if names else ""
-    except RuntimeError as error:  # of another shape
-        reason = str(error)
-    if reason:
-        raise CheckpointError(f"checkpoint {path} is of another model than {name} builds: {reason}")
+        model.load_state_dict({**tied, **weights})
+    except RuntimeError as error:
+        name = type(built).__name__
+        raise CheckpointError(f"checkpoint {path} is of another model than {name} builds: {error}") from None
     return model.eval()
 
 
@@ -254,10 +243,10 @@ def trial_of(path: Path, context_dir: Path, *, kind: Any = None) -> Iterator[Any
     try:
         found = json.loads((path / LOAD_DATA).read_text())
         spec, config = found["trial_cls_spec"], found["experiment_config"] or {}
-        seed = {TRIAL_SEED: found[TRIAL_SEED]} if TRIAL_SEED in found else {}
-        # As constants, so nothing in them is taken for a range to search.
-        point = {key: {"type": "const", "val": value} for key, value in {**seed, **found["hparams"]}.items()}
-        data = {key: config[key] for key in ("name", "data", "reproducibility") if key in config}
+        kept = {key: config[key] for key in ("name", "data", "reproducibility") if key in config}
+        hidden = Document(
+            name=str(path / LOAD_DATA), data={**kept, "hyperparameters": dict(found["hparams"])}
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {path} does not say what trial wrote it: {error}") from None
     if not spec:
@@ -265,20 +254,20 @@ def trial_of(path: Path, context_dir: Path, *, kind: Any = None) -> Iterator[Any
             f"checkpoint {path} was written by a script, which alone can build its model\n"
             "  fix: build it, and model.load_state_dict(load_state_dict_from_checkpoint_path(path))"
         )
-    data |= {"entrypoint": f"python3 -m determined_ds.train {spec}", "hyperparameters": point}
-    experiment = parse_experiment(restored(Document(name=str(path / LOAD_DATA), data=data), os.environ))
+    exp_conf = restored(hidden, os.environ).data
+    hparams = exp_conf["hyperparameters"]
     # The sizes that it was trained with: all else in a configuration concerns the engine alone.
-    stated = {key: value for key, value in experiment.hyperparameters.data.items() if isinstance(value, int)}
-    sizes = {key: stated[key] for key in SIZES if key in stated}
+    sizes = {key: hparams[key] for key in SIZES if isinstance(hparams.get(key), int)}
     slots = math.prod(sizes.get(each, 1) for each in ("data_parallel_world_size", *PARALLEL_SIZES))
     document = Document(name=LOAD_DATA, data=sizes, prefix="hyperparameters")
-    ds = Document(name=LOAD_DATA, data={key: stated[key] for key in BATCH_KEYS if key in stated})
+    batch = {key: hparams[key] for key in BATCH_KEYS if isinstance(hparams.get(key), int)}
+    ds = Document(name=LOAD_DATA, data=batch)
     resolved = reconcile(document, ds, slots=slots, accelerator=assumed_cuda(slots))
     with inside(context_dir):
         try:
-            kind = kind or trial_class(experiment.trial)
+            kind = kind or trial_class(spec)
         except ImportError as error:
             raise CheckpointError(f"the trial of checkpoint {path} cannot be imported: {error}") from error
-        trial = bare_trial(kind, experiment, resolved, "cpu")
+        trial = bare_trial(kind, hparams, exp_conf, found.get(TRIAL_SEED, 0), resolved, "cpu")
         trial.prepare()
         yield trial

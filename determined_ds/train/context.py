@@ -36,8 +36,8 @@ from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.train.data.loaders import Mover
 from determined_ds.train.group.process_group import only_errors
-from determined_ds.train.here import cluster_info
 from determined_ds.train.loop.metrics import plain
+from determined_ds.train.rank import cluster_info
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.divided import degree_of, is_copy
 from determined_ds.trial.engine import ENGINES, fix_engine

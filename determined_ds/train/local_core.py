@@ -1,28 +1,35 @@
 """Determined's core context without a cluster: the same calls, with files in a run directory.
 
-A trial under our loop, a session and a script that calls ``det.core.init()`` use the same one. A script, which no loop
-of ours drives, also hands over its :class:`ScriptRun`: its reports then say how far it has got, and each checkpoint
-that it writes is sealed with a manifest here.
+A trial under our loop, a session and a script that calls ``det.core.init()`` use the same one. The script finds it by
+:func:`as_on_cluster`, and with it its trial, a stop by SIGTERM, and ranks that meet by files. There is no master.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import importlib
+import itertools
 import os
+import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from determined import core
+import determined as det
+import torch.distributed as dist
+from determined import _info, core
 from determined.common import storage
+from determined.core import _context
 
 from determined_ds.checkpoints.files import (
     MANIFEST,
     METADATA,
     PARTIAL,
+    checkpoint_at,
     checkpoints_in,
     damage_of,
     files_of,
@@ -30,54 +37,88 @@ from determined_ds.checkpoints.files import (
     finite,
     is_better,
     put_on_disk,
+    read_object,
     remove_partial,
     sync_to_disk,
     write_manifest,
 )
+from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.logs.tensorboard import write_scalars
-from determined_ds.rundir.handed_on import REPORT
+from determined_ds.rundir.handed_on import REPORT, STORE
 from determined_ds.rundir.metrics_file import append_record, jsonable, read_records
 from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.rundir.signals import HEART, STOP
-from determined_ds.train.here import ScriptRun
+from determined_ds.train.group.process_group import TorchDistributedContext, load_deepspeed
+from determined_ds.train.rank import Here, Run, here
+
+# ------------------------------------------------------------------------------------------- the context
 
 
-def master_report(run_dir: Path, config: Mapping[str, Any], point: Mapping[str, Any], rank: int) -> Any:
-    """Within, rank 0's reports go to the master that the run is reported to; gives None where there is none."""
-    if REPORT not in os.environ or rank != 0:
-        return contextlib.nullcontext()
-    from determined_ds.cluster.unmanaged import MasterReport
+def local_core_context(
+    trial: Here,
+    run_dir: Path,
+    distributed: core.DistributedContext,
+    ending: contextlib.ExitStack,
+    *,
+    checkpoint_dir: Path | None = None,
+    script: Run | None = None,
+    preempt_mode: core.PreemptMode = core.PreemptMode.ChiefOnly,
+    **more: Any,
+) -> core.Context:
+    """A core context whose metrics, checkpoints and TensorBoard files go to ``run_dir``.
 
-    return MasterReport(run_dir, config, point)
+    Args:
+        trial: What is trained; the metric of its searcher says which validation is the best.
+        run_dir: The run directory.
+        distributed: The ranks.
+        ending: Ends the reports to a master, where the run is reported to one.
+        checkpoint_dir: For checkpoints beside those of other runs, instead.
+        script: The run of a script, which shows by its first report that it has taken over.
+        preempt_mode: Which ranks ask whether to stop.
+        more: Further parts of Determined's context.
+    """
+    there, report = RunDir(run_dir), None
+    for folder in (there.checkpoints, there.tensorboard, checkpoint_dir or there.checkpoints):
+        make_private(folder)
+    if distributed.rank == 0:
+        remove_partial(there.checkpoints)  # of a run that was killed
+        if REPORT in os.environ:
+            from determined_ds.cluster.unmanaged import MasterReport
+
+            point = trial.hyperparameters.data
+            report = ending.enter_context(MasterReport(run_dir, trial.exp_conf or {}, point))
+    return core.Context(
+        distributed=distributed,
+        checkpoint=_Checkpoints(distributed, AtomicStorage(there, checkpoint_dir), report, script),
+        preempt=_Preemption(distributed, preempt_mode),
+        train=_Reports(there, trial.searcher, report, script),
+        **more,
+    )
 
 
-class LocalTrainContext(core.DummyTrainContext):
-    """Writes metrics to ``metrics.jsonl`` instead of sending them to a master; see :func:`local_core_context`."""
+class _Reports(core.DummyTrainContext):
+    """Metrics to ``metrics.jsonl``."""
 
     _trial_id = _exp_id = 0
 
-    def __init__(
-        self, there: RunDir, searcher: Mapping[str, Any], report: Any, run: ScriptRun | None, scalars: bool
-    ) -> None:
-        make_private(there.tensorboard)
+    def __init__(self, there: RunDir, searcher: Mapping[str, Any], report: Any, script: Run | None) -> None:
         super().__init__(tensorboard_path=there.tensorboard)
-        self._there, self._searcher, self._report, self._run = there, searcher, report, run
-        self._writes_scalars = scalars
-        self._writer: Any = None
+        self._there, self._searcher, self._report, self._script = there, searcher, report, script
         self._best: float | None = None
         for record in read_records(there.current(there.metrics), "validation"):  # it resumes
             self._note_best(record["metrics"])
 
-    def report_progress(self, progress: float) -> None:
-        """The terminal shows it."""
-        HEART.beat()
+    def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+        steps_completed = int(steps_completed)  # a script may count with numpy, or in a tensor
+        if self._script is not None:
+            self._script.begun()
+        record = {"group": group, "steps_completed": steps_completed, "metrics": metrics}
+        append_record(self._there.metrics, {**record, "time": round(time.time(), 3)})
         if self._report is not None:
-            self._report.progress(progress)
-
-    def upload_tensorboard_files(self, *args: Any, **kwargs: Any) -> None:
-        """They are in the run directory already."""
+            self._report.metrics(group, steps_completed, jsonable(metrics))
+        if group == "validation":
+            self._note_best(metrics)
 
     def report_training_metrics(
         self, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any = None
@@ -87,23 +128,13 @@ class LocalTrainContext(core.DummyTrainContext):
     def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         self.report_metrics("validation", steps_completed, metrics)
 
-    def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
-        steps_completed = int(steps_completed)  # a script may count with numpy, or in a tensor
-        if self._run is not None:
-            self._run.begun()
-        record = {"group": group, "steps_completed": steps_completed, "metrics": metrics}
-        append_record(self._there.metrics, {**record, "time": round(time.time(), 3)})
+    def report_progress(self, progress: float) -> None:
+        HEART.beat()  # the terminal shows it
         if self._report is not None:
-            self._report.metrics(group, steps_completed, jsonable(metrics))
-        if group == "validation":
-            self._note_best(metrics)
-        if self._writes_scalars and group in ("training", "validation"):
-            if self._writer is None:
-                from torch.utils.tensorboard import SummaryWriter
+            self._report.progress(progress)
 
-                self._writer = SummaryWriter(log_dir=str(self._there.tensorboard))
-            write_scalars(self._writer, group, steps_completed, metrics)
-            self._writer.flush()
+    def upload_tensorboard_files(self, *args: Any, **kwargs: Any) -> None:
+        """They are in the run directory already."""
 
     def report_early_exit(self, reason: core.EarlyExitReason) -> None:
         """Refuse the point: the core context calls this for ``det.InvalidHP``, and would then exit with status 0."""
@@ -116,27 +147,22 @@ class LocalTrainContext(core.DummyTrainContext):
         return self._best
 
     def _note_best(self, metrics: Mapping[str, Any]) -> None:
-        value, smaller = (
-            finite(metrics.get(self._searcher.get("metric", ""))),
-            self._searcher.get("smaller_is_better"),
-        )
-        if is_better(value, self._best, smaller_is_better=smaller is not False):
+        value = finite(metrics.get(self._searcher.get("metric", "")))
+        is_smaller = self._searcher.get("smaller_is_better") is not False
+        if is_better(value, self._best, smaller_is_better=is_smaller):
             self._best = value
 
 
 class AtomicStorage(storage.SharedFSStorageManager):
     """Checkpoints that are either complete or absent: written to a temporary folder, synced to the disk, then renamed.
 
-    In a ``shared`` folder those of other runs are left alone; ``elsewhere`` are folders of other runs' checkpoints,
-    which are read by their uuids as well.
+    They lie in the run directory, or in a folder beside those of other runs, which are left alone. A checkpoint
+    elsewhere is read by the path of its folder.
     """
 
-    def __init__(
-        self, base_path: str, metrics: Path, *, shared: bool = False, elsewhere: Sequence[Path] = ()
-    ) -> None:
-        super().__init__(base_path)
-        self.folder, self._metrics, self._shared = Path(base_path), metrics, shared
-        self._elsewhere = {path.name: str(path.absolute()) for path in elsewhere}
+    def __init__(self, there: RunDir, shared: Path | None) -> None:
+        self.folder, self._there, self._shared = shared or there.checkpoints, there, shared is not None
+        super().__init__(str(self.folder))
 
     def store_path_is_direct_access(self) -> bool:
         """No: what is written becomes a checkpoint in :meth:`publish`."""
@@ -152,25 +178,21 @@ class AtomicStorage(storage.SharedFSStorageManager):
 
     def publish(self, uuid: str, metadata: Mapping[str, Any]) -> None:
         """Make what all ranks have written a checkpoint, with a manifest and this metadata; on rank 0."""
-        written = self.pre_store_path(uuid)
+        written, metrics = self.pre_store_path(uuid), self._there.metrics
         if not (written / MANIFEST).exists():  # our own writer has the checksums, and seals it
             files = {name: fingerprint(written / name) for name in files_of(written)}
             write_manifest(written, files, metadata)
-        put_on_disk(self._metrics)  # a run that resumes from it does not report earlier batches again
-        put_on_disk(self._metrics.parent)
+        put_on_disk(metrics)  # a run that resumes from it does not report earlier batches again
+        put_on_disk(metrics.parent)
         sync_to_disk(written)
-        os.rename(written, self.path_of(uuid))
+        os.rename(written, self.folder / uuid)
         put_on_disk(self.folder)
+        self.relink()
 
-    def path_of(self, uuid: str) -> Path:
-        """The folder of a checkpoint, of this run or one that it continues."""
-        return Path(self._elsewhere.get(uuid) or self.folder / uuid)
-
-    def restore_path(self, src: str, selector: Any = None) -> Any:
-        return super().restore_path(str(self.path_of(src)), selector)
-
-    def download(self, src: str, dst: str | os.PathLike[str], selector: Any = None) -> None:
-        super().download(str(self.path_of(src)), dst, selector)
+    def relink(self) -> None:
+        """Have the links of the run directory name its checkpoints of now."""
+        if not self._shared:
+            relink(self._there)
 
     def set_aside(self, uuid: str) -> Path:
         """Make a checkpoint a folder that is none, to be deleted. Returns the folder."""
@@ -188,12 +210,12 @@ class AtomicStorage(storage.SharedFSStorageManager):
         return [*damaged, *(uuid for uuid in kept if uuid in there)]
 
 
-class LocalCheckpointContext(core.DummyCheckpointContext):
-    """Checkpoints in a folder, each complete or absent; see :func:`local_core_context`."""
+class _Checkpoints(core.DummyCheckpointContext):
+    """Checkpoints to an :class:`AtomicStorage`."""
 
-    def __init__(self, ranks: Any, files: AtomicStorage, report: Any, links: Any, run: Any) -> None:
+    def __init__(self, ranks: Any, files: AtomicStorage, report: Any, script: Run | None) -> None:
         super().__init__(ranks, files)
-        self._files, self._report, self._links, self._run = files, report, links, run
+        self._files, self._report, self._script = files, report, script
 
     def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
         """Called on rank 0 once all ranks have written, before they go on.
@@ -204,34 +226,22 @@ class LocalCheckpointContext(core.DummyCheckpointContext):
             message = "the metadata of a checkpoint must have steps_completed"
             fix = "core_context.checkpoint.store_path({'steps_completed': batches}), or upload(..., metadata=...)"
             raise ConfigError(Problem(key="core_context.checkpoint", message=message, fix=fix))
-        if self._run is not None:
-            self._run.begun()
+        if self._script is not None:
+            self._script.begun()
         self._files.publish(storage_id, metadata)
-        if self._links is not None:
-            relink(self._links)
         if self._report is not None:
             self._report.checkpoint(storage_id, resources, metadata)
 
     def _report_checkpoint_deleted(self, storage_id: str, resources: Any = None) -> None:
-        if self._links is not None:
-            relink(self._links)
+        self._files.relink()
         if self._report is not None:
             self._report.deleted(storage_id, resources)
 
-    def upload(self, *args: Any, shard: bool = False, **kwargs: Any) -> str:
-        uuid = super().upload(*args, shard=shard, **kwargs)
-        if shard:
-            self._dist.allgather(None)  # rank 0 has published it
-        return uuid
-
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self._files.path_of(storage_id) / METADATA).read_bytes())
-            return found if isinstance(found, dict) else {}
-        return {}
+        return read_object(self._files.folder / storage_id / METADATA)
 
 
-class SignalPreemptContext(core.DummyPreemptContext):
+class _Preemption(core.DummyPreemptContext):
     """Preemption by SIGTERM."""
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
@@ -241,37 +251,114 @@ class SignalPreemptContext(core.DummyPreemptContext):
         return STOP.is_set()
 
 
-def local_core_context(
-    run_dir: Path,
-    distributed: core.DistributedContext,
-    searcher: Mapping[str, Any],
-    *,
-    report: Any = None,
-    checkpoint_dir: Path | None = None,
-    run: ScriptRun | None = None,
-    writes_scalars: bool = False,
-    preempt_mode: core.PreemptMode = core.PreemptMode.ChiefOnly,
-    **more: Any,
-) -> core.Context:
-    """A core context whose metrics and TensorBoard files go to ``run_dir``, and its checkpoints too.
+# ------------------------------------------------------------------------------------------- for a script
 
-    The best one is chosen by the metric of ``searcher``; ``report`` sends the same to a master. With ``checkpoint_dir``
-    they lie beside those of other runs. ``run`` is that of a script which called ``core.init``; our loops write scalars
-    for TensorBoard themselves. ``more`` are further parts of Determined's context.
-    """
-    there, is_chief = RunDir(run_dir), distributed.rank == 0
-    folder, report = checkpoint_dir or there.checkpoints, report if is_chief else None
-    make_private(there.checkpoints)
-    make_private(folder)
-    if is_chief:
-        remove_partial(there.checkpoints)  # of a run that was killed
-    links = there if checkpoint_dir is None else None
-    elsewhere = [path for path in (run.fork, run.resume_from) if path] if run is not None else []
-    files = AtomicStorage(str(folder), there.metrics, shared=checkpoint_dir is not None, elsewhere=elsewhere)
-    return core.Context(
-        distributed=distributed,
-        checkpoint=LocalCheckpointContext(distributed, files, report, links, run),
-        preempt=SignalPreemptContext(distributed, preempt_mode),
-        train=LocalTrainContext(there, searcher, report, run, writes_scalars),
-        **more,
+# A name under .invalid is resolved nowhere (RFC 2606).
+NO_MASTER = "http://no-master.invalid:80"
+# Scripts and DeepSpeed look whether these are set; nothing listens there.
+NOMINAL = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@contextlib.contextmanager
+def as_on_cluster(run: Run, accelerator: Accelerator) -> Iterator[None]:
+    """In here Determined gives a script what it gives a trial on a cluster: its information, a core context, ranks."""
+    load_deepspeed(accelerator.name)
+    for name, value in NOMINAL.items():
+        os.environ.setdefault(name, value)
+    trial, size = here(), int(os.environ.get("WORLD_SIZE", "1"))
+    assert trial is not None
+    with contextlib.ExitStack() as ending:
+
+        def core_init(
+            *,
+            distributed: core.DistributedContext | None = None,
+            checkpoint_storage: str | dict[str, Any] | None = None,
+            preempt_mode: core.PreemptMode = core.PreemptMode.WorkersAskChief,
+            tensorboard_mode: core.TensorboardMode = core.TensorboardMode.AUTO,
+        ) -> core.Context:
+            """In place of ``determined.core.init``, with its arguments."""
+            ranks = distributed or met()
+            if checkpoint_storage is not None and ranks.rank == 0:
+                where = "checkpoints go to the run directory"
+                print(
+                    f"warning: checkpoint_storage of core.init() is not used here: {where}", file=sys.stderr
+                )
+            run.listens = True
+            mode, info = core.PreemptMode(preempt_mode), det.get_cluster_info()
+            context = local_core_context(
+                trial, run.run_dir, ranks, ending, script=run, preempt_mode=mode, info=info
+            )
+            if run.measurement is None:
+                from determined_ds.logs.reporting import reported_to_tools
+
+                ending.enter_context(reported_to_tools(context, trial, accelerator, run_dir=run.there))
+            return context
+
+        def met(*_: Any, **__: Any) -> core.DistributedContext:
+            """In place of ``DistributedContext.from_torch_distributed``: by the process group, without fixed ports."""
+            return core.DummyDistributedContext() if size == 1 else TorchDistributedContext()
+
+        replaced: list[tuple[Any, str, Any]] = [
+            (_info, "_info", _info_of(run)),
+            (core, "init", core_init),
+            (_context, "init", core_init),
+        ]
+        if STORE in os.environ:  # not under another launcher
+            groups = itertools.count(1)
+
+            def by_file(_url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any) -> Iterator[Any]:
+                """Have process groups meet by files: runs on one machine do not disturb each other, no port is open."""
+                found = dist.FileStore(f"{os.environ[STORE]}-{next(groups)}", size)
+                found.set_timeout(timeout)
+                yield found, int(os.environ["RANK"]), size
+
+            # Source: ``rendezvous`` in torch 2.13's ``distributed/rendezvous.py``; a function has its name, too.
+            rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+            ending.enter_context(mock.patch.dict(rendezvous._rendezvous_handlers, {"env": by_file}))
+            names = ("from_torch_distributed", "from_deepspeed")
+            replaced += [(core.DistributedContext, name, met) for name in names]
+        for replacement in replaced:
+            ending.enter_context(mock.patch.object(*replacement))
+        yield
+
+
+def _info_of(run: Run) -> det.ClusterInfo:
+    """What ``det.get_cluster_info()`` answers."""
+    name, trial_id = f"{run.run_dir.parent.name}/{run.run_dir.name}", run.there.trial_id()
+    given, hparams = run.experiment.config, dict(run.experiment.hyperparameters.data)
+    config = {
+        "data": {},
+        "checkpoint_storage": {"type": "directory", "container_path": str(run.there.checkpoints)},
+        **given,
+        "hyperparameters": hparams,
+        "searcher": {
+            "name": "single",
+            "metric": "",
+            "smaller_is_better": True,
+            **(given.get("searcher") or {}),
+        },
+        "resources": {**(given.get("resources") or {}), "slots_per_trial": run.experiment.slots},
+    }
+    resumed = checkpoint_at(run.there.checkpoints / run.resume) if run.resume else None
+    return det.ClusterInfo(
+        master_url=NO_MASTER,
+        cluster_id="det-ds",
+        agent_id=socket.gethostname(),
+        slot_ids=list(range(int(os.environ.get("LOCAL_SIZE") or os.environ.get("WORLD_SIZE", "1")))),
+        task_id=name,
+        allocation_id=f"{name}.1",
+        session_token="",
+        task_type="TRIAL",
+        latest_checkpoint=run.resume or (str(run.fork) if run.fork else None),
+        trial_info=det.TrialInfo(
+            trial_id=trial_id,
+            experiment_id=trial_id,
+            trial_seed=run.experiment.trial_seed,
+            hparams=hparams,
+            config=config,
+            steps_completed=max(0, resumed.steps_completed) if resumed else 0,
+            trial_run_id=1,
+            debug=bool(given.get("debug")),
+            inter_node_network_interface=None,
+        ),
     )

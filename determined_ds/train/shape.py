@@ -75,7 +75,8 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
     document, parts = experiment.document, resolved.strategy.pipeline.parts
     try:
         kind = trial_class(experiment.trial, document.origin(("entrypoint",)))
-        trial = bare_trial(kind, experiment, resolved, "meta")
+        given = (experiment.hyperparameters.data, experiment.config, experiment.trial_seed)
+        trial = bare_trial(kind, *given, resolved, "meta")
         trial.prepare()
         is_piped = isinstance(trial, PipelineTrial)
         with torch.device("meta"):

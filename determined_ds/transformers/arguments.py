@@ -36,7 +36,7 @@ from determined_ds.documents.files import read_json
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.train.group.process_group import load_deepspeed
-from determined_ds.train.here import Here, here, script_run
+from determined_ds.train.rank import Here, here, run_here
 
 logger = logging.getLogger("determined_ds")
 
@@ -94,7 +94,7 @@ def trial_here() -> Here | None:
 
 def accelerator_here(*, use_cpu: bool) -> Accelerator:
     """What this rank computes on, ``use_cpu`` being transformers' argument; DeepSpeed is loaded for it."""
-    run = script_run()
+    run = run_here()
     found = detect_accelerator("cpu" if use_cpu else run.accelerator if run else None)
     load_deepspeed(found.name)
     return found
@@ -105,7 +105,7 @@ def placed(output_dir: str | None) -> str | None:
 
     Two runs of one script, as those of a search, would overwrite each other's checkpoints otherwise.
     """
-    run = script_run()
+    run = run_here()
     if run is None or (output_dir is not None and Path(output_dir).is_absolute()):
         return output_dir
     return str(run.run_dir.absolute() / (output_dir or "trainer_output"))

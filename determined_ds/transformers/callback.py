@@ -32,9 +32,9 @@ from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.process_group import as_chief, join_process_group
 from determined_ds.train.group.watch import leave_watch
-from determined_ds.train.here import Here, report_to_tools, script_run
 from determined_ds.train.loop.trainer import prove_checkpoint
 from determined_ds.train.memory import memory_metrics, peak_bytes
+from determined_ds.train.rank import Here, report_to_tools, run_here
 from determined_ds.transformers.arguments import accelerator_here, num_ranks, placed, trial_here, warn
 from determined_ds.trial.returned import refused
 
@@ -161,7 +161,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 "  fix: write trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
             )
         self._is_training, self._is_stopping = True, False
-        given, run = getattr(args, "hf_deepspeed_config", None), script_run()
+        given, run = getattr(args, "hf_deepspeed_config", None), run_here()
         if given is not None and run is not None and self._is_chief:  # for the closing block
             write_whole(run.there.deepspeed_config, json.dumps(given.config, indent=2, default=str) + "\n")
 
@@ -349,7 +349,7 @@ class ResumingTrainer:
         The proof loads the stored checkpoint over scrambled weights, and evaluates one batch to the same number.
         """
         trainer: Any = self
-        options, data, run = trainer.args, trainer.eval_dataset, script_run()
+        options, data, run = trainer.args, trainer.eval_dataset, run_here()
         if resume_from_checkpoint is None:
             resume_from_checkpoint = options.resume_from_checkpoint
         if run is None or not run.test:

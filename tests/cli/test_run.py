@@ -68,7 +68,7 @@ def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None
     assert "trial.py" in traceback.splitlines()[0]
     kept = own_model / "my run/logs/traceback-rank1.txt"
     assert f"full traceback: {kept}" in done.stderr
-    assert "determined_ds/train/rank_process.py" in kept.read_text()
+    assert "determined_ds/train/rank.py" in kept.read_text()
     command = "det-ds run 'my run/experiment.yaml' . --run-dir 'my run' --resume --accelerator cpu"
     assert command in done.stdout + done.stderr
     found = result(own_model / "my run")

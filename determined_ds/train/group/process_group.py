@@ -34,7 +34,7 @@ from determined_ds.rundir.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.group.addresses import take_addresses
 from determined_ds.train.group.watch import ENDS_WITHIN_S, watch_joined
-from determined_ds.train.rank_process import ending_of
+from determined_ds.train.rank import ending_of
 
 T = TypeVar("T")
 # How long ranks wait for one that is busy with an upload, a deletion, a master that does not answer, or the user's own

@@ -16,9 +16,9 @@ from determined_ds.config.params import FitOptions, Length
 from determined_ds.pipe.timeline import RecordedStep, recorded_step
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
 from determined_ds.train.group.process_group import gather_rows
-from determined_ds.train.here import Measurement, ScriptRun
 from determined_ds.train.loop.trainer import Trainer
 from determined_ds.train.memory import watch
+from determined_ds.train.rank import Measurement, Run
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDP, engine_name
 from determined_ds.trial.instruction_times import pipeline_times
@@ -185,7 +185,7 @@ def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
         )
 
 
-def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> None:
+def keep_row(run: Run, row: Row, *, is_chief: bool, was_stopped: bool) -> None:
     """Write what was measured of a script."""
     if row.status == STOPPED and not was_stopped:
         message = f"the script trains only {row.reason.removeprefix('stopped after ')}"

@@ -37,11 +37,11 @@ from determined_ds.train.data.samples import METHOD, TrainingData
 from determined_ds.train.data.seeds import seed_everything, set_rng_state
 from determined_ds.train.data.streams import check_first_rows
 from determined_ds.train.group.process_group import all_ranks_come, as_chief
-from determined_ds.train.here import cluster_info, script_run
 from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
 from determined_ds.train.loop.reporting import Reporter
 from determined_ds.train.loop.stopping import LENGTHS, NONE, Due, LossGuard, Schedule, StopRequests
 from determined_ds.train.loop.validation import Validator
+from determined_ds.train.rank import cluster_info, run_here
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_module import seed_layers
@@ -124,10 +124,10 @@ class Trainer:
         options, problems = read_model(FitOptions, arguments, ("fit",))
         if problems:
             raise ConfigError(problems)
-        run = script_run()
+        run = run_here()
         if run is not None:  # how to start is as det-ds run says, whatever the script does
             run.trained = True
-            test_mode, latest_checkpoint, fork = test_mode or run.test, run.latest_checkpoint, run.fork
+            test_mode, latest_checkpoint, fork = test_mode or run.test, run.resume, run.fork
             if run.measurement is not None:
                 from determined_ds.train.loop.measure import keep_row, measure_throughput
 
