@@ -21,7 +21,7 @@ from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document
-from determined_ds.errors import CheckpointError, ConfigError, EntrypointError, Problem
+from determined_ds.errors import CheckpointError, ConfigError, EntrypointError, Problem, TrialError
 from determined_ds.experiment.secrets import restored
 
 SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M"
@@ -57,6 +57,10 @@ def trial_class(spec: str, origin: str = "") -> Any:
         message = f"{class_name} must be a subclass of DeepSpeedTrial"
         message = message if trial is not None else f"module {module_name} has no {class_name}"
         raise EntrypointError(Problem(message=message, fix=fix, **about))
+    if missing := sorted(getattr(trial, "__abstractmethods__", ())):
+        message = f"does not define {', '.join(missing)}"
+        fix = "define it in the class, or in one that it derives from"
+        raise TrialError(Problem(key=class_name, origin=spec, message=message, fix=fix, code="abstract"))
     return trial
 
 
