@@ -81,7 +81,7 @@ class LocalSearch:
         self.plan, self.interrupts = plan, interrupts
         self.events = SearchEvents(plan.run_dir / EVENTS, plan.searcher, plan.experiment.space)
         self._metric = plan.experiment.metric
-        self._is_halving = plan.searcher["name"] in HALVING
+        self._is_smaller = plan.experiment.smaller_is_better
         self._gave_up = ""  # why it ended before its end
         self._free_gpus = list(plan.machine.gpus)
 
@@ -112,7 +112,7 @@ class LocalSearch:
                 for record in read_records(RunDir(self._run_dir(trial)).metrics):
                     self._take(trial, record)
                 if trial.stop_asked:
-                    self._end_stopped(trial)
+                    self._end(trial, STOPPED)
             while self._turn():
                 time.sleep(POLL_S)
                 self._follow()
@@ -130,7 +130,7 @@ class LocalSearch:
         while not self.interrupts.requested and (open_ := [t for t in self._open if not t.is_judged]):
             if self.events.dropped_in_a_row >= MOST_DROPPED and self.plan.searcher["name"] != "grid":
                 if not self._running:
-                    self._gave_up = f"{self.events.dropped_in_a_row} points in a row cannot run"
+                    self._gave_up = f"gave up: {self.events.dropped_in_a_row} points in a row cannot run"
                     return False
                 break
             point = self.plan.experiment.hyperparameters.holding(open_[0].create.hparams)
@@ -190,7 +190,7 @@ class LocalSearch:
             self._free_gpus += trial.gpus
             result, has_trained = process.result(), checkpoints_in(RunDir(process.run_dir).checkpoints)
             if trial.stop_asked:
-                self._end_stopped(trial)
+                self._end(trial, STOPPED)
             elif result.status == RUN_COMPLETED:
                 self._end(trial, COMPLETED)
             elif self.interrupts.requested:
@@ -206,7 +206,7 @@ class LocalSearch:
         if record["group"] != "validation" or trial.stop_asked or steps <= trial.last:
             return
         needed = {"metric": self._metric}
-        if self._is_halving:
+        if self.plan.searcher["name"] in HALVING:
             needed["time_metric"] = str(self.plan.searcher["time_metric"])
         for key, name in needed.items():
             value = metrics.get(name)
@@ -220,12 +220,10 @@ class LocalSearch:
         self.events.tell("validated", trial, metrics=values, steps=steps)
         self._say(trial, "validated", self._last_of(trial))
 
-    def _end_stopped(self, trial: Trial) -> None:
-        """The method has stopped a trial: early, or because it has reached ``max_time``."""
-        reached_the_top = trial.time >= float(self.plan.searcher["max_time"])
-        self._end(trial, COMPLETED if reached_the_top else STOPPED)
-
     def _end(self, trial: Trial, status: str, why: str = "", reason: str | None = None) -> None:
+        """``status``: STOPPED by the method becomes COMPLETED where ``max_time`` is reached."""
+        if status == STOPPED and trial.time >= float(self.plan.searcher["max_time"]):
+            status = COMPLETED
         self.events.tell("ended", trial, reason=reason, status=status, why=why)
         self._say(trial, status, why or self._last_of(trial))
 
@@ -237,44 +235,31 @@ class LocalSearch:
     def _say(self, trial: Trial, what: str, more: str) -> None:
         print(f"trial {trial.number:<4} {what:<10} {more}".rstrip(), flush=True)
 
-    def _best(self) -> tuple[Trial, int, float] | None:
-        """The trial with the best validation, the first of equals, its batches and its metric."""
-        is_smaller, trials = self.plan.experiment.smaller_is_better, self.events.trials
-        best = min((found for trial in trials if (found := trial.best(is_smaller))), default=None)
-        if best is None:
-            return None
-        _, number, steps = best
-        return trials[number - 1], steps, trials[number - 1].values[steps]
-
-    def _summary(self) -> list[str]:
-        """How many trials have become what, and the best."""
-        counts = Counter(trial.status for trial in self.events.trials)
-        numbers = ", ".join(f"{count} {status}" for status, count in counts.items())
-        lines = [f"{len(self.events.trials)} trials: {numbers}"]
-        if best := self._best():
-            trial, steps, value = best
-            lines.append(f"best   trial {trial.number}: {self._metric} {value:.6g} after {steps} batches")
-            lines += [f"       {_in_words(trial.point)}"] if trial.point else []
-        return lines
-
     def conclude(self) -> int:
         """Write the results, and say how it ended. Returns the exit code."""
-        plan, trials, best = self.plan, self.events.trials, self._best()
-        machine, metric = plan.machine, self._metric
-        threads = machine.threads or os.environ.get("OMP_NUM_THREADS")
-        again = [f"OMP_NUM_THREADS={threads}"] if threads and machine.accelerator.name == "cpu" else []
-        again += ["det-ds", "run", short(plan.run_dir / BEST), short(plan.context_dir)]
-        command = shlex.join([*again, "--accelerator", machine.accelerator.name])
-        texts = {plan.run_dir / RESULTS: self._results()}
+        plan, trials, metric, is_smaller = self.plan, self.events.trials, self._metric, self._is_smaller
+        counts = Counter(trial.status for trial in trials)
+        summary = f"{len(trials)} trials: {', '.join(f'{num} {status}' for status, num in counts.items())}"
+        lines, written, texts = ["", summary], [plan.run_dir / RESULTS], dict[Path, str]()
+        texts[plan.run_dir / RESULTS] = self._results()
+        best = min((found for trial in trials if (found := trial.best(is_smaller))), default=None)
         if best is not None:
-            trial, steps, value = best
-            head = (
-                f"# The best of {len(trials)} trials of {plan.experiment.name}: trial {trial.number},"
-                f" {metric} {value!r} after {steps} batches.\n"
-                f"# {_in_words(trial.point) or 'Nothing was searched.'}\n"
-                f"# To train it again: {command}\n"
-            )
-            texts[plan.run_dir / BEST] = head + stored_yaml(plan.trial_document(trial.create).data)
+            _, number, steps = best
+            trial = trials[number - 1]
+            value, point = trial.values[steps], _in_words(trial.point)
+            threads = plan.machine.threads or os.environ.get("OMP_NUM_THREADS")
+            again = [f"OMP_NUM_THREADS={threads}"] * bool(threads and plan.machine.accelerator.name == "cpu")
+            again += ["det-ds", "run", short(plan.run_dir / BEST), short(plan.context_dir)]
+            command = shlex.join([*again, "--accelerator", plan.machine.accelerator.name])
+            said = f"trial {number}, {metric} {value!r} after {steps} batches."
+            head = [f"The best of {len(trials)} trials of {plan.experiment.name}: {said}"]
+            head += [point or "Nothing was searched.", f"To train it again: {command}"]
+            text = stored_yaml(plan.trial_document(trial.create).data)
+            texts[plan.run_dir / BEST] = "".join(f"# {line}\n" for line in head) + text
+            lines.append(f"best   trial {number}: {metric} {value:.6g} after {steps} batches")
+            lines += [f"       {point}"] if point else []
+            lines.append(f"again  {command}")
+            written.append(plan.run_dir / PAGE)
         write_files(texts, overwrite=True)
         if self._open and not self._gave_up:
             resume = ["det-ds", "search", short(RunDir(plan.run_dir).experiment), short(plan.context_dir)]
@@ -282,23 +267,20 @@ class LocalSearch:
             print(f"resume with: {shlex.join(resume)}", file=sys.stderr)
             return self.interrupts.exit_code
 
-        lines, written = ["", *self._summary()], [plan.run_dir / RESULTS]
         if best is not None:  # curves, and what differs between the trials
             save_page(find_runs([plan.run_dir]), plan.run_dir / PAGE)
-            written.append(plan.run_dir / PAGE)
-            lines.append(f"again  {command}")
         lines.append("see    " + ", ".join(map(short, written)))
         why = Counter((trial.status, trial.why) for trial in trials if trial.status in (DROPPED, FAILED))
         for (status, reason), count in why.most_common(MOST_REASONS):  # results.csv has all of them
             lines.append(f"  {count} {status}: {reason}")
         print("\n".join(lines), flush=True)
-        has_trained = any(trial.status in (COMPLETED, STOPPED) for trial in trials)
-        is_good = has_trained and best is not None
-        problem = f"gave up: {self._gave_up}" if self._gave_up else ""
+        problem = self._gave_up
+        has_trained = counts[COMPLETED] + counts[STOPPED] > 0
         if not has_trained:
             problem = problem or "every trial was dropped or failed"
         elif best is None:
             problem = f"no trial has reported a finite {metric}, by which the best is chosen"
+        is_good = has_trained and best is not None
         if problem:
             print(f"{'warning' if is_good else 'error'}: {problem}", file=sys.stderr)
         return 0 if is_good else EXIT_TRAINING_FAILED
@@ -311,13 +293,12 @@ class LocalSearch:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*head, *names, "reason"])
         for trial in self.events.trials:
-            row, value, steps = [trial.number, trial.status], "", ""
-            if best := trial.best(self.plan.experiment.smaller_is_better):
-                value, steps = repr(trial.values[best[2]]), str(best[2])
+            best = trial.best(self._is_smaller)
+            value, steps = (repr(trial.values[best[2]]), best[2]) if best else ("", "")
             launches = read_launches(RunDir(self._run_dir(trial)).launches)
             restarts = sum(launch.kind == RESTART for launch in launches)
-            row += [value, steps, trial.last if trial.values else "", restarts, trial.create.seed]
-            writer.writerow([*row, *(trial.point.get(name) for name in names), trial.why])
+            row = [trial.number, trial.status, value, steps, trial.last if trial.values else "", restarts]
+            writer.writerow([*row, trial.create.seed, *(trial.point.get(name) for name in names), trial.why])
         return text.getvalue()
 
 
