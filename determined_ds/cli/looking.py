@@ -161,14 +161,14 @@ def _recorded(config: Path, *, steps: int, **given: Any) -> Path:
 def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
     """The picture of a profile, and that of a pipeline's recorded step, where matplotlib is there."""
     from determined_ds.report.charts import profile_picture, step_picture
-    from determined_ds.report.results import read_row
+    from determined_ds.report.results import Row, read_file
     from determined_ds.report.style import png_of
     from determined_ds.rundir.run_dir import RunDir
 
     if importlib.util.find_spec("matplotlib") is None:
         return []
     measured, drawn = RunDir(folder.parent).measured, {"profile.png": profile_picture(content)}
-    for each in read_row(measured).repetitions if measured.is_file() else ():
+    for each in read_file(Row, measured).repetitions if measured.is_file() else ():
         drawn["schedule.png"] = step_picture(each.pipeline_step) if each.pipeline_step else None
     pictures = {folder / name: figure for name, figure in drawn.items() if figure is not None}
     for path, figure in pictures.items():

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from determined_ds.documents.files import write_files
 from determined_ds.report import numbers as n
 from determined_ds.report.numbers import UNKNOWN, Head, Table, byte_unit, count, number, printable, shortened
-from determined_ds.report.results import RAN_OUT, WINDOW, Results, Row, results_text
+from determined_ds.report.results import RAN_OUT, WINDOW, Results, Row, text_of
 
 RESULTS, CSV, PAGE = "results.json", "results.csv", "report.html"
 LONGEST_NAME, LONGEST_REASON, LONGEST_IN_CELL = 80, 600, 160  # the whole reason stands below the page's table
@@ -49,7 +49,7 @@ def write_report(results: Results, folder: str | Path, *, page: bool = True) -> 
     writer = csv.writer(table, lineterminator="\r\n")
     writer.writerow(columns)
     writer.writerows([each.value(results, row) for each in columns.values()] for row in results.rows)
-    texts = {folder / RESULTS: results_text(results), folder / CSV: table.getvalue()}
+    texts = {folder / RESULTS: text_of(results), folder / CSV: table.getvalue()}
     texts |= {folder / PAGE: _page(results)} if page else {}
     write_files(texts, overwrite=True)
     return list(texts)
@@ -132,29 +132,17 @@ def verdict(results: Results) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One fact about a row.
+    """One fact about a row."""
 
-    Args:
-        value: The exact value, as the CSV has it and the page sorts by it; None where it is not known.
-        head: Its heading, without the unit.
-        text: Formats a value that is already divided by the unit.
-        unit: Name and size of the unit that values are shown in, one for all rows; "" leaves it out of the heading.
-        best: Which value the page highlights, if any.
-        align: Of its cells.
-        drop: In the terminal's table; the one with the highest goes first where there is no room, 0 stays; None: it is
-            not in it.
-        below: On the page, with the column of this name below its values; None: it is not a column there.
-        in_csv: Whether the CSV has it.
-    """
-
-    value: Callable[[Results, Row], Any]
-    head: str = ""
-    text: Callable[[Any], str] = number
-    unit: Callable[[Results], tuple[str, float]] = lambda _: ("", 1)
-    best: Callable[[Iterable[float]], float] | None = None
+    value: Callable[[Results, Row], Any]  # exact, as the CSV has it and the page sorts by it; None: not known
+    head: str = ""  # without the unit
+    text: Callable[[Any], str] = number  # of a value that is already divided by the unit
+    unit: Callable[[Results], tuple[str, float]] = lambda _: ("", 1)  # its name and size, one for all rows
+    best: Callable[[Iterable[float]], float] | None = None  # which value the page highlights
     align: Literal["left", "right"] = "right"
+    # In the terminal's table: what goes first where there is no room has the highest, 0 stays, None is not in it.
     drop: int | None = None
-    below: str | None = None
+    below: str | None = None  # on the page: the column below its values; None: it is not a column there
     in_csv: bool = True
 
     def heading(self, results: Results) -> str:
@@ -221,7 +209,6 @@ COLUMNS = {
     SPEED: _of("samples_per_second", "samples/s", best=max, drop=0, below=AGAINST),
     AGAINST: _against_first("samples_per_second", n.ratio, drop=2),
     "tokens_per_s": _of("tokens_per_second", "tokens/s", drop=10, below=""),
-    "scaling_efficiency": Column(Results.scaling_efficiency, "scaling", n.percent, below=""),
     PEAK: _of(PEAK, "peak", unit=IN_PEAK, best=min, drop=3, below="peak_memory_against_first"),
     "peak_memory_against_first": _against_first(PEAK, n.ratio),
     STATES: _of(STATES, "states", unit=IN_STATES, drop=9, below=""),

@@ -13,18 +13,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from determined_ds.documents.document import refusal
+from determined_ds.documents.document import dotted, refusal
 from determined_ds.documents.files import write_files
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.timeline import RecordedStep
 
 FORMAT = 3  # of results.json: raised when its keys or their meaning change
-KIND = "results of determined_ds"
-KIND_OF_ROW = "a measurement of determined_ds"
 MEASURED, FAILED, OUT_OF_MEMORY = "measured", "failed", "out of memory"
 CANNOT_RUN, STOPPED = "cannot run", "stopped"
 # Of those that were not measured, in a sentence.
@@ -43,8 +40,8 @@ PARTS = {
 }
 PROFILE_DIR, PROFILE_JSON = "profile", "profile.json"  # in a run directory; what was read from the traces
 
-MAX_PROBLEMS = 10  # a damaged list has one at every number
-AGAIN = "it was cut off, damaged or changed since it was written: measure again"
+MAX_PROBLEMS = 3  # a damaged list has one at every number
+AGAIN = "give a results.json as this version of det-ds writes it, or measure again"
 _NUMBERS = re.compile(r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]")  # a list of them; JSON's strings hold no line feed
 _Loaded = TypeVar("_Loaded")
 KNOWN_KEYS = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
@@ -203,26 +200,16 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All variants that were to be measured, those that could not be too.
-
-    Args:
-        title: What was compared, e.g. the experiment's name.
-        command: The command line, to do it again.
-        created: When, in ISO 8601.
-        machine: Processors, memory and versions, on one line.
-        accelerator: ``cpu`` or ``cuda``.
-        steps: Steps that each repetition was to time, after its warm-up.
-        rows: The first is what the others are compared with.
-    """
+    """All variants that were to be measured, those that could not be too."""
 
     __pydantic_config__ = KNOWN_KEYS
 
-    title: str
-    command: str
-    created: str
-    machine: str
-    accelerator: str
-    steps: int
+    title: str  # what was compared, e.g. the experiment's name
+    command: str  # the command line, to do it again
+    created: str  # in ISO 8601
+    machine: str  # processors and what else ran on them, on one line
+    accelerator: str  # cpu or cuda
+    steps: int  # that each repetition was to time, after its warm-up
     rows: tuple[Row, ...]
 
     @property
@@ -256,18 +243,6 @@ class Results:
             "loss": None if row.loss is None or first.loss is None else row.loss - first.loss,
         }
 
-    def scaling_efficiency(self, row: Row) -> float | None:
-        """The share of the ideal speed-up that is reached, against the row of this name with the fewest slots.
-
-        None where the row was not measured, or only one number of slots of its name was.
-        """
-        alike = [each for each in self.measured if each.name == row.name]
-        if not row.is_measured or len({each.slots for each in alike}) < 2:
-            return None
-        fewest = min(alike, key=lambda each: each.slots)
-        ratio = _ratio(row.samples_per_second, fewest.samples_per_second)
-        return None if ratio is None else ratio * fewest.slots / row.slots
-
 
 def write_row(row: Row, path: Path) -> None:
     """Write a row by itself: what one start of a variant measured. A file that is there is replaced.
@@ -275,16 +250,14 @@ def write_row(row: Row, path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    write_files({path: _text(row, KIND_OF_ROW)}, overwrite=True)
+    write_files({path: text_of(row)}, overwrite=True)
 
 
-def read_row(path: Path) -> Row:
-    """Read what :func:`write_row` wrote.
-
-    Raises:
-        ConfigError: the file cannot be read, is damaged, or is another program's.
-    """
-    return _read(Row, path, KIND_OF_ROW)
+def text_of(value: Row | Results) -> str:
+    """The text of the file of a row, or of ``results.json``: strict JSON, the same for the same results."""
+    data = {**_mark(type(value)), **json.loads(TypeAdapter(type(value)).dump_json(value))}
+    text = json.dumps(data, indent=2, allow_nan=False)
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def load_results(path: str | Path) -> Results:
@@ -294,41 +267,31 @@ def load_results(path: str | Path) -> Results:
         ConfigError: the file cannot be read, is damaged, is another program's or of another format; with the keys
             at fault.
     """
-    return _read(Results, Path(path), KIND)
+    return read_file(Results, Path(path))
 
 
-def results_text(results: Results) -> str:
-    """The text of ``results.json``: strict JSON, the same for the same results."""
-    return _text(results, KIND)
-
-
-def _text(value: Row | Results, kind: str) -> str:
-    data = {"kind": kind, "format": FORMAT, **json.loads(TypeAdapter(type(value)).dump_json(value))}
-    text = json.dumps(data, indent=2, allow_nan=False)
-    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
-
-
-def _read(cls: type[_Loaded], path: Path, kind: str) -> _Loaded:
-    name = str(path)
+def read_file(cls: type[_Loaded], path: Path) -> _Loaded:
+    """Read a row, or results. A ConfigError says why that cannot be done."""
+    mark, why = _mark(cls), ""
     try:
         data = json.loads(path.read_bytes())
-        if not isinstance(data, dict) or data.pop("kind", None) != kind:
-            raise refusal(name, f"is not a file of {kind}", "give a results.json as det-ds writes it")
-        if (found := data.pop("format", None)) != FORMAT:
-            message, fix = f"this version reads format {FORMAT} only", "measure again, or use that version"
-            raise ConfigError(Problem(key="format", value=found, origin=name, message=message, fix=fix))
-        return TypeAdapter(cls).validate_python(data)
+        if isinstance(data, dict) and {key: data.pop(key, None) for key in mark} == mark:
+            return TypeAdapter(cls).validate_python(data)
+        why = f"is not a file of {mark['kind']}, of format {mark['format']}"
     except OSError as error:
-        raise refusal(name, f"cannot be read: {error.strerror}", "give the path of a results.json") from None
+        why = f"cannot be read: {error.strerror}"
     except ValidationError as refused:
-        problems = []
-        for each in refused.errors(include_url=False)[:MAX_PROBLEMS]:
-            key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in each["loc"])[1:]
-            message = each["msg"].replace("Input should", "must")
-            problems.append(Problem(key=key, value=each["input"], origin=name, message=message, fix=AGAIN))
-        raise ConfigError(problems) from None
+        wrong = refused.errors(include_url=False)[:MAX_PROBLEMS]
+        why = "; ".join(f"{dotted(tuple(map(str, each['loc'])))}: {each['msg']}" for each in wrong)
     except (ValueError, RecursionError) as error:  # a ValueError: of a path with a null byte in it, too
-        raise refusal(name, f"is not JSON: {error}", AGAIN) from None
+        why = f"is not JSON: {error}"
+    raise refusal(str(path), why, AGAIN)
+
+
+def _mark(cls: type[Any]) -> dict[str, Any]:
+    """The first keys of its file, by which it is known."""
+    kind = "results of determined_ds" if cls is Results else "a measurement of determined_ds"
+    return {"kind": kind, "format": FORMAT}
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -32,7 +32,7 @@ from determined_ds.report.results import (
     STOPPED,
     Results,
     Row,
-    read_row,
+    read_file,
 )
 from determined_ds.rundir.records import INVALID, KILLED
 from determined_ds.rundir.records import OUT_OF_MEMORY as NO_MEMORY
@@ -142,7 +142,7 @@ class Workbench:
             process.kill()
         if process.poll() == 0:
             with contextlib.suppress(ConfigError):
-                found = read_row(there.measured)
+                found = read_file(Row, there.measured)
                 if found.engine == engine:
                     starts = (replace(each, run_dir=str(where)) for each in found.repetitions)
                     return replace(found, name=variant.name, repetitions=tuple(starts))
