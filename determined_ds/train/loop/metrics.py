@@ -63,13 +63,13 @@ class MetricSums:
         """Add those of a batch: numbers, or tensors, arrays or lists of them; without a weight it does not count."""
         for name, value in metrics.items():
             kind, before = self._reducers.get(name, self._default), self._values.get(name)
-            # Numbers on the host are added up there: the host would wait for each copy to a GPU.
-            is_tensor = isinstance(value, torch.Tensor)
-            how: dict[str, Any] = {"device": self._device} if is_tensor else {"dtype": DTYPE}
             try:
                 if isinstance(value, (list, tuple)) and any(isinstance(each, np.ndarray) for each in value):
                     value = np.asarray(value, dtype=float)  # torch takes no list of arrays without dimensions
-                new = torch.as_tensor(value, **how).detach()
+                if isinstance(value, torch.Tensor):
+                    new = value.detach().to(self._device)
+                else:  # on the host, where they are added up: it would wait for each copy to a GPU
+                    new = torch.as_tensor(value, dtype=DTYPE)
                 if not new.numel() or new.is_complex():
                     raise ValueError
             except (TypeError, ValueError, RuntimeError):
