@@ -259,8 +259,7 @@ class TorchDistributedContext(core.DistributedContext):
         )
 
     def _init_ipc(self, force_tcp: bool) -> None:
-        self._group: Any = None
-        self._local_group: Any = None
+        self._group = self._local_group = cast(Any, None)
         if self.size > 1:
             self._group = dist.new_group(backend="gloo")
             machines = self.allgather((self.cross_rank, self.rank))
@@ -273,10 +272,10 @@ class TorchDistributedContext(core.DistributedContext):
         self._closed = True
 
     def allgather(self, stuff: Any) -> list[Any]:
-        return self._all(stuff, self._group, self.size)
+        return gather_objects(stuff, self._group)
 
     def allgather_local(self, stuff: Any) -> list[Any]:
-        return self._all(stuff, self._local_group, self.local_size)
+        return gather_objects(stuff, self._local_group)
 
     def gather(self, stuff: Any) -> list[Any] | None:
         gathered = self.allgather(stuff)
@@ -295,17 +294,19 @@ class TorchDistributedContext(core.DistributedContext):
     def broadcast_local(self, stuff: Any = None) -> Any:
         return self.allgather_local(stuff)[0]
 
-    def _all(self, stuff: Any, group: Any, size: int) -> list[Any]:
-        if size < 2:
-            return [stuff]
-        gathered: list[Any] = [None] * size
-        dist.all_gather_object(gathered, stuff, group=group)
-        return gathered
-
 
 def is_alone() -> bool:
     """Whether there is one rank."""
     return not dist.is_initialized() or dist.get_world_size() < 2
+
+
+def gather_objects(stuff: Any, group: Any = None) -> list[Any]:
+    """The object of each rank of a group; a collective."""
+    if is_alone():
+        return [stuff]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, stuff, group=group)
+    return gathered
 
 
 def gather_rows(vector: torch.Tensor) -> torch.Tensor:

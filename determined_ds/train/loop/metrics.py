@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from determined import pytorch, util
 
 from determined_ds.errors import TrainingError
-from determined_ds.train.group.process_group import gather_rows, is_alone
+from determined_ds.train.group.process_group import gather_objects, gather_rows
 from determined_ds.trial.returned import described, refused
 
 Reducer = pytorch.Reducer
@@ -110,11 +109,7 @@ class MetricSums:
         """
         while True:
             if self._names is None:  # those that any rank has, in the same order on all
-                gathered: list[Any] = [list(self._values)]
-                if not is_alone():
-                    gathered = [None] * dist.get_world_size()
-                    dist.all_gather_object(gathered, list(self._values))
-                self._names = sorted({name for some in gathered for name in some})
+                self._names = sorted({name for own in gather_objects(list(self._values)) for name in own})
             names, none = self._names, torch.zeros((), dtype=DTYPE, device=self._device)
             head = [len(self._values.keys() - set(names)), *(self._weights.get(name, 0.0) for name in names)]
             values = torch.stack([self._values.get(name, none).to(self._device) for name in (*names, "")])
