@@ -22,8 +22,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from determined import core
-
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import LOGGING, TOOLS, read_loggers
 from determined_ds.config.resolve import ResolvedConfig
@@ -159,10 +157,8 @@ def reported_to_tools(
     deliveries: list[Delivery] = []
     beginning, is_stopping = threading.Lock(), threading.Event()
     train, preempt = core_context.train, core_context.preempt
-    # All reports of a context pass through one of its methods: Determined's own through the second one.
-    is_own = type(train).report_metrics is core.TrainContext.report_metrics
-    passed = "_report_trial_metrics" if is_own else "report_metrics"
-    report, should_preempt = getattr(train, passed), preempt.should_preempt
+    # All reports of a context pass through one of its methods.
+    report, should_preempt = train._report_trial_metrics, preempt.should_preempt
 
     @functools.wraps(report)
     def reporting(group: str, steps_completed: int, metrics: Mapping[str, Any], *more: Any) -> None:
@@ -185,7 +181,7 @@ def reported_to_tools(
             is_stopping.set()
         return answer
 
-    setattr(train, passed, reporting)
+    train._report_trial_metrics = reporting
     preempt.should_preempt = watching
     has_failed = True
     try:

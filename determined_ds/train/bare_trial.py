@@ -88,11 +88,7 @@ def bare_trial(
     resolved: ResolvedConfig,
     device: str,
 ) -> Any:
-    """A trial without an engine; ``prepare`` and ``build_model`` are yet to be called.
-
-    Raises:
-        ConfigError: it is not a ``ReconciledTrial``.
-    """
+    """A trial without an engine; ``prepare`` and ``build_model`` are yet to be called."""
     from attrdict import AttrDict
 
     from determined_ds.trial.base import ReconciledTrial
@@ -144,18 +140,14 @@ def chain_of(specs: list[Any]) -> torch.nn.Sequential:
 
     The index of each is the one in the name of its checkpoint file.
     """
-    from deepspeed.pipe import LayerSpec
+    from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
-    tied: dict[str, Any] = {}
-    layers = []
+    built, layers = dict[Any, Any](), []
     for spec in specs:
-        key = getattr(spec, "key", None) if isinstance(spec, LayerSpec) else None  # of a TiedLayerSpec
-        inner = tied.get(key) if key is not None else None
-        if inner is None:
-            inner = spec.build() if isinstance(spec, LayerSpec) else spec
-        if key is not None:
-            tied[key] = inner
-        layers.append(Layer(spec, inner))
+        key = spec.key if isinstance(spec, TiedLayerSpec) else object()
+        if key not in built:
+            built[key] = spec.build() if isinstance(spec, LayerSpec) else spec
+        layers.append(Layer(spec, built[key]))
     return torch.nn.Sequential(*layers)
 
 
@@ -235,14 +227,7 @@ def load_model_from_checkpoint_path(
 def trial_of(path: Path, context_dir: Path, *, kind: Any = None) -> Iterator[Any]:
     """The trial that wrote a checkpoint, prepared and without an engine; inside, its code can be called.
 
-    Args:
-        path: The checkpoint's folder.
-        context_dir: With the trial's code.
-        kind: The trial's class; None: the one that the checkpoint names.
-
-    Raises:
-        CheckpointError: the checkpoint does not name a trial.
-        ConfigError: the trial cannot be imported or built.
+    Its class is ``kind``, or else the one that the checkpoint names, in ``context_dir``.
     """
     try:
         found = json.loads((path / LOAD_DATA).read_text())

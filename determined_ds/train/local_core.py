@@ -68,15 +68,8 @@ def local_core_context(
 ) -> core.Context:
     """A core context whose metrics, checkpoints and TensorBoard files go to ``run_dir``.
 
-    Args:
-        trial: What is trained; the metric of its searcher says which validation is the best.
-        run_dir: The run directory.
-        distributed: The ranks.
-        ending: Ends the reports to a master, where the run is reported to one.
-        checkpoint_dir: For checkpoints beside those of other runs, instead.
-        script: The run of a script, which shows by its first report that it has taken over.
-        preempt_mode: Which ranks ask whether to stop.
-        more: Further parts of Determined's context.
+    With ``checkpoint_dir`` checkpoints lie beside those of other runs. ``script`` is the run of one, which shows by its
+    first report that it has taken over. Reports to a master, where the run is reported to one, end with ``ending``.
     """
     there, report = RunDir(run_dir), None
     for folder in (there.checkpoints, there.tensorboard, checkpoint_dir or there.checkpoints):
@@ -109,7 +102,9 @@ class _Reports(core.DummyTrainContext):
         for record in read_records(there.current(there.metrics), "validation"):  # it resumes
             self._note_best(record["metrics"])
 
-    def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+    def _report_trial_metrics(
+        self, group: str, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any = None
+    ) -> None:
         steps_completed = int(steps_completed)  # a script may count with numpy, or in a tensor
         if self._script is not None:
             self._script.begun()
@@ -120,21 +115,10 @@ class _Reports(core.DummyTrainContext):
         if group == "validation":
             self._note_best(metrics)
 
-    def report_training_metrics(
-        self, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any = None
-    ) -> None:
-        self.report_metrics("training", steps_completed, metrics)
-
-    def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        self.report_metrics("validation", steps_completed, metrics)
-
     def report_progress(self, progress: float) -> None:
         HEART.beat()  # the terminal shows it
         if self._report is not None:
             self._report.progress(progress)
-
-    def upload_tensorboard_files(self, *args: Any, **kwargs: Any) -> None:
-        """They are in the run directory already."""
 
     def report_early_exit(self, reason: core.EarlyExitReason) -> None:
         """Refuse the point: the core context calls this for ``det.InvalidHP``, and would then exit with status 0."""

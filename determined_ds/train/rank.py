@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from determined_ds.cluster import log
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.params import ProfiledSteps, stated_seed
+from determined_ds.config.params import stated_seed
 from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages, resolve
 from determined_ds.documents.document import Document
 from determined_ds.errors import (
@@ -59,25 +59,12 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------- what it trains
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(NamedTuple):
     """How many steps are measured."""
 
     steps: int  # whose time counts, >= 1
     warmup: int  # before them, >= 0
     profiles: bool = False  # by torch's profiler too
-
-    @property
-    def total(self) -> int:
-        """Steps that are trained."""
-        return self.warmup + self.steps
-
-    @property
-    def profile(self) -> ProfiledSteps | None:
-        """The steps that are recorded."""
-        warmup = min(2, self.warmup)
-        wait = self.warmup - warmup
-        return ProfiledSteps(wait=wait, warmup=warmup, active=self.steps) if self.profiles else None
 
 
 @dataclass(kw_only=True)
@@ -112,8 +99,7 @@ class Run:
         if options.measure is None:
             run.resume, run.fork = options.resume, options.fork
         else:  # what is measured is trained from fresh weights
-            length = {"steps": options.measure, "warmup": options.warmup, "profiles": options.profile}
-            run.measurement = Measurement(**length)
+            run.measurement = Measurement(options.measure, options.warmup, options.profile)
         return run
 
     @property
@@ -151,11 +137,7 @@ def cluster_info() -> det.ClusterInfo | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """What this process trains, whatever it was read from, and where.
-
-    Raises:
-        ConfigError: a cluster runs it, and a secret of the configuration was not filled in.
-    """
+    """What this process trains, whatever it was read from, and where."""
 
     hyperparameters: Document  # one point of the search space
     exp_conf: dict[str, Any] | None  # the experiment's configuration, where there is one
@@ -168,7 +150,7 @@ class Here:
     def __post_init__(self) -> None:
         stated = Document(name="the experiment", data=self.exp_conf or {})
         left = [each for each in secret_problems(stated) if each.code == "secret-missing"]
-        if self.on_cluster and left:  # it would take them for the values
+        if self.on_cluster and left:  # which were not filled in, and would be taken for the values
             raise ConfigError(left)
 
     @classmethod
@@ -203,16 +185,7 @@ class Here:
             raise ConfigError(Problem(key=key, value=slots, message=message, fix=fix, code="ranks"))
 
     def resolve(self, accelerator: Accelerator, *, ranks: int, machines: int) -> ResolvedConfig:
-        """What will run; paths in the hyperparameters are relative to the current directory.
-
-        Args:
-            accelerator: What the ranks compute on.
-            ranks: That are started, in all.
-            machines: That they are spread over.
-
-        Raises:
-            ConfigError: every reason why it cannot run.
-        """
+        """What will run, or every reason why it cannot; paths are relative to the current directory."""
         origin = "resources.slots_per_trial" if self.on_cluster else "the launched ranks"
         where = Where(
             context_dir=Path.cwd(),
@@ -228,11 +201,7 @@ class Here:
 
 
 def here() -> Here | None:
-    """What this process trains: a run's, or a cluster's trial; None under a launcher that is not ours.
-
-    Raises:
-        ConfigError: a secret of its configuration was not filled in.
-    """
+    """What this process trains: a run's, or a cluster's trial; None under a launcher that is not ours."""
     if _run is not None:
         return Here(
             hyperparameters=_run.experiment.hyperparameters,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from determined_ds.config.params import FitOptions, Length
+from determined_ds.config.params import FitOptions, Length, ProfiledSteps
 from determined_ds.pipe.timeline import RecordedStep, recorded_step
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
 from determined_ds.train.group.process_group import gather_rows
@@ -46,7 +46,7 @@ def measure_throughput(
     if not isinstance(trial, ReconciledTrial):  # else its engines are made of the configuration
         fix = "initialize it with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
         check_strategy(context, made_by=type(trial).__name__, fix=fix)
-    measuring = Measuring(trial, context, Measurement(steps=steps, warmup=warmup, profiles=profiles))
+    measuring = Measuring(trial, context, Measurement(steps, warmup, profiles))
     measuring.training.train(None)
     return measuring.row()
 
@@ -62,13 +62,15 @@ class Measuring:
         self._state_bytes = Counter[int]()  # of each engine
         self._let_go = contextlib.ExitStack()
         self._pipeline_step: RecordedStep | None = None
+        self._total, warmup = length.warmup + length.steps, min(2, length.warmup)
+        recorded = ProfiledSteps(wait=length.warmup - warmup, warmup=warmup, active=length.steps)
         fit = FitOptions(
-            max_length=Length(unit="batches", value=length.total),
+            max_length=Length(unit="batches", value=self._total),
             # The first report forgets the warm-up, here, where no rank is in a pipeline's step.
             reporting_period=Length(unit="batches", value=(length.warmup,)) if length.warmup else None,
             checkpoint_policy="none",
             asynchronous_checkpoints=False,
-            profile=length.profile,
+            profile=recorded if length.profiles else None,
         )
         self.training = Trainer(trial, context).prepare(fit, source=source, measuring=self)
 
@@ -78,7 +80,7 @@ class Measuring:
         if steps == length.warmup and (times := pipeline_times(self._context.models)) is not None:
             times.record()
         # As late in the warm-up as can be, and not in the first step, which makes the optimizer's states.
-        if steps == min(max(1, length.warmup - 1), length.total - 1):
+        if steps == min(max(1, length.warmup - 1), self._total - 1):
             for index, engine in enumerate(self._context.models):
                 self._let_go.callback(watch(engine, partial(self._note_states, index)))
         self._started, self._taken = self._now(), None
@@ -110,7 +112,7 @@ class Measuring:
     @property
     def is_pending(self) -> bool:
         """Whether all steps have ended."""
-        return len(self._steps) == self._length.total
+        return len(self._steps) == self._total
 
     def add(self, metrics: Any, weight: float) -> None:
         """What a script reports of its own validation is not looked at."""
@@ -139,7 +141,7 @@ class Measuring:
             engine=engine,
             slots=resolved.topology.slots,
             status=MEASURED if self.is_pending else STOPPED,
-            reason="" if self.is_pending else f"stopped after {done} of {length.total} steps",
+            reason="" if self.is_pending else f"stopped after {done} of {self._total} steps",
             zero_stage=resolved.zero_stage,
             micro_batch_size=resolved.batch.micro_batch_size,
             accumulation=resolved.batch.accumulation,

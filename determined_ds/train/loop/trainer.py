@@ -131,7 +131,7 @@ class Trainer:
             if run.measurement is not None:
                 from determined_ds.train.loop.measure import keep_row, measure_throughput
 
-                row = measure_throughput(self.trial, self.context, **vars(run.measurement))
+                row = measure_throughput(self.trial, self.context, **run.measurement._asdict())
                 keep_row(run, row, is_chief=self.context.distributed.rank == 0, was_stopped=True)
                 raise SystemExit(0)
         training = self.prepare(options, test_mode=test_mode)
