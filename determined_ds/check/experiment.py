@@ -151,7 +151,7 @@ def check_experiment(
         devices = Accelerator(name="cpu", num_devices=experiment.slots, bf16=False, fp16=False)
     origin = document.origin(("resources", "slots_per_trial"))
     where = Where(context_dir=folder, accelerator=devices, slots=experiment.slots, slots_origin=origin)
-    staged = read_trial(experiment.trained(2), folder) if experiment.trial else None
+    staged = read_trial(experiment.trial, folder) if experiment.trial else None
     points = points_of(experiment.space)
     of_points, num_runnable, runs = judge_points(experiment, points, where, staged)
     renamed = any(each.severity == ERROR and each.problem.code in OF_NAMES for each in of_points)

@@ -19,8 +19,7 @@ TRAIN = "determined_ds.train"
 TORCH, DEEPSPEED = "determined.launch.torch_distributed", "determined.launch.deepspeed"
 ENTRYPOINT_FORM = f"python3 -m {TORCH} python3 -m {TRAIN} model_defs.gpt2.trial:GPT2Trial"
 SCRIPT_FORM = f"python3 -m {TORCH} python3 train.py"
-# Options of determined_ds.train that change what an experiment is.
-PIPELINE_TRIAL, MEASURE = "--pipeline-trial", "--measure"
+MEASURE = "--measure"  # an option of determined_ds.train that changes what an experiment is
 # Modules that would start ranks a second time.
 STARTS_RANKS = re.compile(r"(torch\.distributed\.(run|launch)|deepspeed\.launcher|accelerate)(\..*)?")
 WORD = r"[^\W\d]\w*"

@@ -15,7 +15,7 @@ from determined_ds.documents.document import Document, KeyPath, dotted
 from determined_ds.documents.files import read_yaml
 from determined_ds.documents.text import parse_yaml_value
 from determined_ds.errors import NOT_GIVEN, ConfigError, EntrypointError, Problem
-from determined_ds.experiment.entrypoint import MEASURE, PIPELINE_TRIAL, Entrypoint, read_entrypoint
+from determined_ds.experiment.entrypoint import MEASURE, Entrypoint, read_entrypoint
 from determined_ds.experiment.schema import faults_of, in_words, keys_of
 from determined_ds.experiment.secrets import VARIABLES, masked_override, restored
 from determined_ds.experiment.space import SearchSpace, draw_trial_seed, master_random, read_space
@@ -103,13 +103,6 @@ class Experiment:
         A script, or a trial in Determined's own form, may state sizes in its code.
         """
         return not (self.entrypoint.is_script or self.entrypoint.is_legacy)
-
-    def trained(self, pipe_parallel_size: int) -> str:
-        """``MODULE:CLASS`` of the trial for a number of pipeline stages, 1 without a pipeline."""
-        options = self.entrypoint.options
-        if pipe_parallel_size > 1 and PIPELINE_TRIAL in options[:-1]:
-            return options[options.index(PIPELINE_TRIAL) + 1]
-        return self.trial
 
 
 def load_experiment(path: Path, overrides: Iterable[str] = (), *, name: str | None = None) -> Experiment:

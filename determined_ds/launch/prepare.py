@@ -72,8 +72,8 @@ def prepare_run(
     if resolved is not None:
         found.warn(resolved.warnings)
         if experiment.trial and not (options.is_measured or experiment.measures):
-            trial = experiment.trained(resolved.topology.pipe_parallel_size)
-            found.problems += metric_problems(experiment.document, read_trial(trial, options.context_dir))
+            trial = read_trial(experiment.trial, options.context_dir)
+            found.problems += metric_problems(experiment.document, trial)
     found.warn(variable_problems(experiment.document)[1])
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     found.problems += _problems_of_evaluating(options, experiment) if options.evaluate is not None else ()

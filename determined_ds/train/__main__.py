@@ -21,8 +21,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = rank_parser("determined_ds.train", "Train one rank.")
     add = parser.add_argument
     add("trial", metavar="MODULE:TRIAL", help="the trial class to train")
-    pipeline = "the trial to train instead where pipe_parallel_size is above 1"
-    add("--pipeline-trial", metavar="MODULE:TRIAL", help=pipeline)
     add("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
     add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
     options = parser.parse_args(argv)
@@ -57,8 +55,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     trains = options.measure is None and options.evaluate is None
     with open_context(accelerator=options.accelerator, engine=options.engine, trains=trains) as context:
         is_chief = context.distributed.rank == 0
-        piped = options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1
-        spec = options.pipeline_trial if piped else options.trial
+        spec = options.trial
         if found.on_cluster and is_chief:
             from determined_ds.report.header import decided
 

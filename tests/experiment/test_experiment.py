@@ -34,7 +34,7 @@ LAUNCH, FORM = "python3 -m determined.launch.", "python3 -m determined_ds.train"
 RUNS = {
     ENTRYPOINT: "trial:Trial",
     f"{LAUNCH}deepspeed --trial x -- python3 -m determined_ds.train 'trial:Trial'": "trial:Trial",
-    f"{FORM} trial:Trial --pipeline-trial=a:B": "trial:Trial --pipeline-trial a:B",
+    f"{FORM} trial:Trial --engine=ddp": "trial:Trial --engine ddp",
     "trial:Trial": "legacy trial:Trial",
     f"{LAUNCH}deepspeed --trial trial:Trial": "legacy trial:Trial",
     "/usr/bin/python3.11 -u -X dev src/train.py --lr 1 -- a:B": "script src/train.py --lr 1 -- a:B",
