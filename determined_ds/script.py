@@ -30,14 +30,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("script", metavar="SCRIPT", nargs="+", help=words)
     options = parser.parse_args(argv)
     script = Entrypoint(words=tuple(options.script), is_script=True)
-    rank = RankProcess(options.run_dir, script.name)
-    code = rank.run(lambda: _run(script, Run.of(options), rank))
+    code = RankProcess(options.run_dir, script.name).run(lambda: _run(script, Run.of(options)))
     if code == 0 and LAUNCHED_BY in os.environ:  # this process ends without Python's own end
         atexit._run_exitfuncs()
     return code
 
 
-def _run(script: Entrypoint, run: Run, rank: RankProcess) -> None:
+def _run(script: Entrypoint, run: Run) -> None:
     from determined import common
 
     from determined_ds.devices import detect_accelerator
@@ -46,8 +45,7 @@ def _run(script: Entrypoint, run: Run, rank: RankProcess) -> None:
 
     begin(run)
     accelerator = detect_accelerator(run.accelerator)
-    rank.debug = bool(run.experiment.config.get("debug"))
-    if rank.debug:
+    if run.experiment.config.get("debug"):
         common.set_logger(True)
     with as_on_cluster(run, accelerator):
         try:  # as Python would: as __main__, its folder first on the path

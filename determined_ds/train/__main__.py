@@ -24,11 +24,10 @@ def main(argv: list[str] | None = None) -> int:
     add("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
     add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
     options = parser.parse_args(argv)
-    rank = RankProcess(options.run_dir)
-    return rank.run(lambda: _train(options, rank))
+    return RankProcess(options.run_dir).run(lambda: _train(options))
 
 
-def _train(options: argparse.Namespace, rank: RankProcess) -> None:
+def _train(options: argparse.Namespace) -> None:
     if options.run_dir is not None:
         begin(Run.of(options))
     found = here()
@@ -37,8 +36,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         fix = "use: det-ds run CONFIG CONTEXT_DIR"
         raise ConfigError(Problem(key="determined_ds.train", message=message, fix=fix))
     run, config = found.run, found.exp_conf or {}
-    rank.debug = bool(config.get("debug"))
-    if rank.debug:
+    if config.get("debug"):
         from determined import common
 
         common.set_logger(True)
@@ -55,12 +53,11 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     trains = options.measure is None and options.evaluate is None
     with open_context(accelerator=options.accelerator, engine=options.engine, trains=trains) as context:
         is_chief = context.distributed.rank == 0
-        spec = options.trial
         if found.on_cluster and is_chief:
             from determined_ds.report.header import decided
 
-            resolved = context.resolved
-            lines = decided(config["name"], spec, resolved, resolved.topology.slots, resolved.accelerator)
+            resolved, runs = context.resolved, options.trial
+            lines = decided(config["name"], runs, resolved, resolved.topology.slots, resolved.accelerator)
             print(*lines, sep="\n", flush=True)
         # The engine of a legacy trial may decide all but the length.
         is_open = run is not None and run.experiment.entrypoint.is_legacy
@@ -70,7 +67,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
 
             peak_flops(context.device, context.resolved.strategy.precision)
         sys.path.insert(0, os.getcwd())
-        trial = trial_class(spec)(context)
+        trial = trial_class(options.trial)(context)
         if options.measure is not None:
             from determined_ds.report.results import write_row
             from determined_ds.train.loop.measure import measure_throughput

@@ -311,8 +311,6 @@ def _info_of(run: Run) -> det.ClusterInfo:
     name, trial_id = f"{run.run_dir.parent.name}/{run.run_dir.name}", run.there.trial_id()
     given, hparams = run.experiment.config, dict(run.experiment.hyperparameters.data)
     config = {
-        "data": {},
-        "checkpoint_storage": {"type": "directory", "container_path": str(run.there.checkpoints)},
         **given,
         "hyperparameters": hparams,
         "searcher": {

@@ -32,32 +32,6 @@ logger = logging.getLogger("determined_ds")
 
 
 @contextlib.contextmanager
-def init(
-    *,
-    hparams: dict[str, Any] | None = None,
-    exp_conf: dict[str, Any] | None = None,
-    distributed: core.DistributedContext | None = None,
-    enable_tensorboard_logging: bool = True,
-) -> Iterator[DeepSpeedTrialContext]:
-    """Open a context as ``determined.pytorch.deepspeed.init`` does, with its arguments; see :func:`open_context`.
-
-    Off-cluster, checkpoints go where Determined puts them too (``~/.local/share/determined`` on Linux), and everything
-    else to a new temporary folder.
-    """
-    if run_here() is None and cluster_info() is None:  # elsewhere our launcher or the task's log shows them
-        show_own_errors()
-    with open_context(
-        hparams=hparams,
-        exp_conf=exp_conf,
-        distributed=distributed,
-        enable_tensorboard_logging=enable_tensorboard_logging,
-        # Source: _dummy_init in determined 0.38.1's core/_context.py.
-        checkpoint_dir=appdirs.user_data_dir("determined"),
-    ) as context:
-        yield context
-
-
-@contextlib.contextmanager
 def open_context(
     *,
     hparams: dict[str, Any] | None = None,
@@ -169,3 +143,27 @@ def open_context(
                 raise SystemExit(0) from error
             logger.warning("this point cannot run, and is dropped: %s", error)
             raise det.InvalidHP(str(error)) from error  # which the core context reports to the searcher
+
+
+def init(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: core.DistributedContext | None = None,
+    enable_tensorboard_logging: bool = True,
+) -> contextlib.AbstractContextManager[DeepSpeedTrialContext]:
+    """Open a context as ``determined.pytorch.deepspeed.init`` does, with its arguments; see :func:`open_context`.
+
+    Off-cluster, checkpoints go where Determined puts them too (``~/.local/share/determined`` on Linux), and everything
+    else to a new temporary folder.
+    """
+    if run_here() is None and cluster_info() is None:  # elsewhere our launcher or the task's log shows them
+        show_own_errors()
+    return open_context(
+        hparams=hparams,
+        exp_conf=exp_conf,
+        distributed=distributed,
+        enable_tensorboard_logging=enable_tensorboard_logging,
+        # Source: _dummy_init in determined 0.38.1's core/_context.py.
+        checkpoint_dir=appdirs.user_data_dir("determined"),
+    )

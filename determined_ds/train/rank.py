@@ -75,14 +75,10 @@ class Run:
     experiment: Experiment  # one point, overrides included
     accelerator: str | None = None  # cpu or cuda
     test: bool = False  # one batch is trained, one validated, one checkpoint verified
-    resume: str | None = (
-        None  # the checkpoint to resume from: its uuid; its folder, where it is another run's
-    )
+    resume: str | None = None  # the uuid of a checkpoint to resume from, or the folder of another run's
     fork: Path | None = None  # of a checkpoint of another run, to start from
     measurement: Measurement | None = None  # instead of training to its end
-    listens: bool = (
-        False  # there is a context, which hears of a stop; until then the first signal ends a script
-    )
+    listens: bool = False  # a context hears of a stop: until then the first signal ends a script
     trained: bool = False  # a loop of this library has trained, and so has done what ``test`` requests
     is_measured: bool = False
 
@@ -364,13 +360,9 @@ class RankProcess:
     Args:
         run_dir: Where an off-cluster run writes; None on a cluster.
         script: The name of the script that it runs; "" where it trains a trial.
-
-    Attributes:
-        debug: Whether a traceback is shown as it is.
     """
 
     def __init__(self, run_dir: Path | None, script: str = "") -> None:
-        self.debug = False
         self._script, self._context_dir = script, Path.cwd().resolve()
         self._run_dir = None if run_dir is None else RunDir(run_dir)
         if run_dir is None:
@@ -453,7 +445,7 @@ class RankProcess:
             any_of_author = any_of_author or bool(own)
             del each.stack[: own[0] if own else len(each.stack)]
         trimmed = "".join(whole.format())
-        if self.debug or not any_of_author or trimmed == text:
+        if not any_of_author or trimmed == text:
             return text
         with contextlib.suppress(OSError):
             if self._run_dir is not None:
