@@ -58,9 +58,8 @@ SAME: dict[str, tuple[KeyPath, ...]] = {
     "bf16": (("bf16", "enabled"), (OVERWRITES, "bf16", "enabled")),
     "fp16": (("fp16", "enabled"), (OVERWRITES, "fp16", "enabled")),
 }
-# Arguments whose default counts, too; of Adam, and where no batch is stated, more of them.
-ALWAYS = {"learning_rate", "max_grad_norm"}
-OF_ADAM = {"weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2"}
+# Arguments whose default counts, too; where no batch is stated, two more.
+ALWAYS = {"learning_rate", "weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2", "max_grad_norm"}
 OF_BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 # "auto" that transformers fills from the model; below ZeRO 3 only the first, and nothing reads the others.
 BUCKETS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
@@ -101,11 +100,8 @@ def accelerator_here(*, use_cpu: bool) -> Accelerator:
 
 
 def placed(output_dir: str | None) -> str | None:
-    """Where transformers writes: off-cluster, a relative folder is one of the run directory.
-
-    Two runs of one script, as those of a search, would overwrite each other's checkpoints otherwise.
-    """
-    run = run_here()
+    """Where transformers writes: off-cluster, a relative folder is one of the run directory."""
+    run = run_here()  # two runs of one script would overwrite each other's checkpoints otherwise
     if run is None or (output_dir is not None and Path(output_dir).is_absolute()):
         return output_dir
     return str(run.run_dir.absolute() / (output_dir or "trainer_output"))
@@ -160,7 +156,6 @@ class ReconciledArguments:
 
         # What the JSON or a hyperparameter says is the argument; else the argument stands for the hyperparameter.
         filling = {name for name in SAME if not self._is_default(name)} | ALWAYS
-        filling |= OF_ADAM if str(ds.get(("optimizer", "type"))).lower() in ("adam", "adamw") else set()
         if own.global_batch_size is None and ds.get(("train_batch_size",)) in (None, AUTO):
             filling |= OF_BATCH
         # What transformers fills, once it has the model and knows the number of steps; decided by a value that fits.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import shutil
 import time
@@ -27,7 +26,7 @@ from determined_ds.checkpoints.files import finite, over_limit
 from determined_ds.cluster.core_context import cluster_core_context
 from determined_ds.config.params import FitOptions, parse_hyperparameters
 from determined_ds.documents.files import write_whole
-from determined_ds.errors import CheckpointError, NotFiniteError, TrainingError
+from determined_ds.errors import NotFiniteError, TrainingError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.data.seeds import seed_everything
 from determined_ds.train.group.process_group import as_chief, join_process_group
@@ -37,8 +36,6 @@ from determined_ds.train.memory import memory_metrics, peak_bytes
 from determined_ds.train.rank import Here, report_to_tools, run_here
 from determined_ds.transformers.arguments import accelerator_here, num_ranks, placed, trial_here, warn
 from determined_ds.trial.returned import refused
-
-logger = logging.getLogger("determined_ds")
 
 # Metrics that are left out, as Determined's callback does: rounded, or of the speed of one evaluation.
 SPEEDS = ("_runtime", "_per_second", "_compilation_time")
@@ -111,9 +108,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._filter = None if filter_metrics is None else [*filter_metrics, *self._needed.values()]
         args.output_dir = placed(args.output_dir)
         self._folder = Path(args.output_dir)
-        self._kept: list[
-            dict[str, Any]
-        ] = []  # the trial's checkpoints: uuid and steps_completed, the oldest first
+        self._kept: list[dict[str, Any]] = []  # checkpoints, the oldest first: uuid and steps_completed
         self._is_training = self._is_stopping = False
         self._validation: dict[str, Any] = {}  # of the step at hand, until all data sets are evaluated
         self._running: tuple[int, float] | None = None  # since the last pause: its step, and when it ended
@@ -125,36 +120,27 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._validated_step = self._trained_step = self._saved_step = done
 
     def _fetch(self, uuid: str) -> int:
-        """Bring a checkpoint into the Trainer's folder; a collective. Returns its step.
-
-        What is there of this step and of later ones was written by a run that ended before it was stored.
-        """
+        """Bring a checkpoint into the Trainer's folder; a collective. Returns its step."""
+        storage = self.core_context.checkpoint
 
         def make_room() -> int:
-            steps = int(self.core_context.checkpoint.get_metadata(uuid).get("steps_completed", -1))
-            for there in self._folder.glob("checkpoint-*"):
-                number = there.name.removeprefix("checkpoint-")
-                if number.isdigit() and int(number) >= steps:
+            steps = int(storage.get_metadata(uuid).get("steps_completed", -1))
+            for there in self._folder.glob("checkpoint-[0-9]*"):
+                if int(there.name.split("-")[1]) >= steps:  # by a run that ended before it was stored
                     shutil.rmtree(there)
             return steps
 
         steps = as_chief(self._distributed, make_room)
-        folder = self._folder / f"checkpoint-{steps}"
-        self.core_context.checkpoint.download(uuid, str(self._folder))
+        storage.download(uuid, str(self._folder))
         self._distributed.allgather(None)  # machines may share the folder
-        if not (folder / "trainer_state.json").is_file():
-            message = f"checkpoint {uuid} holds no {folder.name}: it was not written by transformers' Trainer"
-            raise CheckpointError(message)
         with contextlib.suppress(OSError, ValueError, KeyError):  # of Determined's callback there is none
-            self._kept = json.loads((folder / KEPT).read_bytes())["checkpoints"]
+            self._kept = json.loads((self._folder / f"checkpoint-{steps}" / KEPT).read_bytes())["checkpoints"]
         self._kept.append({"uuid": uuid, "steps_completed": steps})
-        logger.info("resuming from checkpoint %s, step %d", uuid, steps)
         return steps
 
     # ------------------------------------------------------------------------------- of transformers' Trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check that training resumes where it was stopped."""
         if self._resumed_step not in (None, state.global_step):
             raise TrainingError(
                 f"training begins at step {state.global_step}, and the checkpoint is of step {self._resumed_step}\n"
@@ -173,10 +159,9 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._running = self._running or (state.global_step, time.perf_counter())
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A micro-batch is a sign of life, as is a batch of an evaluation."""
         HEART.beat()
 
-    on_prediction_step = on_substep_end
+    on_prediction_step = on_substep_end  # signs of life, both
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Progress, and whether to stop; asked at every step, a collective."""
@@ -196,13 +181,11 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         # Of what is saved, the loss is known before: it must be finite, and a resumed run counts from here.
         control.should_log = control.should_log or control.should_save or control.should_training_stop
         if control.should_evaluate or control.should_save:
-            HEART.patient = (
-                1  # until the next step: a metric, a checkpoint, the script's end may take any time
-            )
+            HEART.patient = 1  # until the next step: a metric or a checkpoint may take any time
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """At the end, evaluate and save what was not; in the middle of a pass, only save."""
-        HEART.patient = 1
+        HEART.patient = 1  # so may the end of the script
         self._report_validation()
         step = state.global_step
         if self._is_stopping and state.epoch != int(state.epoch):  # this pass is trained to its end later
@@ -236,7 +219,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 seconds = time.perf_counter() - self._running[1]
                 metrics["samples_per_second"] = samples * (step - self._running[0]) / seconds
             if self._is_chief:
-                self.core_context.train.report_training_metrics(steps_completed=step, metrics=metrics)
+                self.core_context.train.report_training_metrics(step, metrics)
         self._running = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
@@ -263,11 +246,9 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             if self._user_data is not None:
                 (self._folder / name / USER_DATA).write_text(json.dumps(self._user_data))
         self._distributed.allgather(None)
+        about = {"steps_completed": step, **self._metadata}
         uuid = storage.upload(
-            str(self._folder),
-            metadata={"steps_completed": step, **self._metadata},
-            shard=True,
-            selector=lambda path: path.startswith(f"{name}/"),
+            str(self._folder), metadata=about, shard=True, selector=lambda path: path.startswith(f"{name}/")
         )
         self._kept.append({"uuid": uuid, "steps_completed": step})
         best = next((each for each in self._kept if each["steps_completed"] == self._best_step(state)), None)
@@ -277,7 +258,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 storage.delete(each["uuid"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report what is left."""
         self._report_validation()
         self._is_training = False
 
@@ -298,8 +278,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 message = "is not among the metrics of an evaluation"
                 raise refused(f"searcher.{key}", message, fix, "searcher-metric", value=name)
         if self._is_chief:
-            steps = self._validated_step
-            self.core_context.train.report_validation_metrics(steps_completed=steps, metrics=metrics)
+            self.core_context.train.report_validation_metrics(self._validated_step, metrics)
 
     def _best_step(self, state: Any) -> int | None:
         """The step of the best evaluation of all, those before a resume included; of equals the first."""
@@ -319,10 +298,10 @@ def _check_carried_out(trial: Here, args: Any) -> None:
     """Refuse what the experiment requests and the Trainer would not do."""
     run, metric, world = trial.run, trial.searcher.get("metric"), num_ranks()
     if run is not None and run.measurement is not None:
-        message, fix = "the steps of transformers' Trainer are not measured", "measure a trial, or a session"
-        raise refused("--measure", message, fix, "measure")
+        fix = "measure a trial, or a session"
+        raise refused("--measure", "the steps of transformers' Trainer are not measured", fix, "measure")
     if run is not None and run.fork is not None:
-        message = "a run of transformers does not start from another's checkpoint by itself"
+        message = "transformers' Trainer does not start from another run's checkpoint by itself"
         fix = "remove it, and give that checkpoint's folder checkpoint-N to from_pretrained"
         raise refused("searcher.source_checkpoint_uuid", message, fix, "hf-fork")
     if args.world_size != world:  # without a GPU, accelerate takes each rank for the only one
@@ -334,10 +313,8 @@ def _check_carried_out(trial: Here, args: Any) -> None:
         raise refused("searcher.metric", message, fix, "searcher-metric", value=metric)
     own = [name for name in ("global_batch_size", "fit") if trial.hyperparameters.get((name,)) is not None]
     if own and getattr(args, "resolved", None) is None:
-        words = (
-            "hyperparameters.%s: not read by transformers' own TrainingArguments. fix: import them from %s"
-        )
-        warn(words, own[0], "determined_ds.transformers")
+        fix = "import them from determined_ds.transformers"
+        warn("hyperparameters.%s: not read by transformers' own TrainingArguments. fix: %s", own[0], fix)
 
 
 class ResumingTrainer:
