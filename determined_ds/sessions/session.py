@@ -26,7 +26,7 @@ from determined_ds.checkpoints.safe_load import check_state
 from determined_ds.checkpoints.settings import records_of
 from determined_ds.config.params import Length
 from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.errors import CheckpointError, ConfigError, DataError, Problem, TrainingError
+from determined_ds.errors import CheckpointError, ConfigError, TrainingError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.context import MADE
 from determined_ds.train.data.loaders import drawn_for, has_state, with_batch_sampler
@@ -60,7 +60,7 @@ WORDS = {
 }
 # How long a rank that reports a validation, or wants a checkpoint, waits for the others, which have computed the same.
 COME_WITHIN_S = 120.0
-# Passes that a script may begin after the end of training: for epoch in range(n). More than that is no end.
+# Passes that a script may begin after the end of training: for epoch in range(n). More than that has no end.
 MOST_EMPTY = 1000
 
 
@@ -128,19 +128,15 @@ def session(
 class Batches:
     """The data of a script in micro-batches, on the CPU: iterate it once for each pass."""
 
-    def __init__(
-        self, dataset: Any, passes: Callable[[], Iterator[Any]], length: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, dataset: Any, passes: Callable[[], Iterator[Any]], length: Callable[[], Any]) -> None:
         self.dataset, self._passes, self._length = dataset, passes, length
 
     def __iter__(self) -> Iterator[Any]:
         return self._passes()
 
     def __len__(self) -> int:
-        """Micro-batches of this rank in a pass."""
-        if (length := self._length()) is None:
-            raise TypeError("the data has no length, and so has its loader")
-        return length
+        """Micro-batches of this rank in a pass; a TypeError where the data has no length."""
+        return self._length()  # type: ignore[no-any-return]
 
 
 class Session:
@@ -257,11 +253,7 @@ class Session:
                     loads = context._mpu.should_build_data_loader
                     yield (iter([batch]) if loads else None) if pipelines else batch
 
-        def length() -> int | None:
-            sizes = made()[1]
-            return None if sizes is None else len(sizes)
-
-        return Batches(dataset, one_pass, length)
+        return Batches(dataset, one_pass, lambda: made()[1] and len(made()[1]))
 
     def _made(self, method: str, dataset: Any, options: Mapping[str, Any]) -> Any:
         """A loader over the dataset, once the batch is known."""
@@ -275,9 +267,7 @@ class Session:
     # ------------------------------------------------------------------------------------ steps
 
     def epochs(self, num: int) -> Iterator[int]:
-        """The numbers of the epochs that are left: those done before a resume are skipped.
-
-        It ends after a stop request, and at ``fit.max_length`` where that is stated.
+        """The numbers of the epochs that are left; it ends after a stop request, and at ``fit.max_length``.
 
         Args:
             num: Epochs in all, >= 1: passes over the data.
@@ -287,8 +277,8 @@ class Session:
         """
         training = self._driven("s.epochs")
         self._length = Length(unit="epochs", value=num)
-        self._begun = max(self._begun, self._passes_before)
-        for epoch in range(self._passes_before, num):
+        self._begun = max(self._begun, self._script.passes)
+        for epoch in range(self._script.passes, num):
             if self._is_open and not training.goes_on:
                 return
             yield epoch
@@ -313,14 +303,10 @@ class Session:
         if num is not None:
             self._length = Length(unit="batches", value=num)
         for batches in self._steps(num):
-            if self._batches is None:
-                self._taken = self._accumulation
-            yield None if self._batches is None else batches
-            if self._taken < self._accumulation:
-                said = f"{self._taken} of {self._accumulation} micro-batches of a step were taken"
-                raise TrainingError(
-                    f"{said}\n  fix: take all: engine.train_batch(data_iter=batches) for each"
-                )
+            yield batches
+            if (taken := self._taken) < self._accumulation:
+                said = f"{taken} of {self._accumulation} micro-batches of a step were taken"
+                raise TrainingError(f"{said}\n  fix: take all: engine.train_batch(data_iter=batches)")
 
     def _one_pass(self) -> Iterator[Any]:
         """The micro-batches of a pass over the data; none where it was finished before the checkpoint."""
@@ -329,17 +315,11 @@ class Session:
             fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
             raise refused(what, "a pipeline takes its batches itself", fix, "session")
         self._begun += 1
-        if self._begun > self._passes_before:
+        if self._begun > self._script.passes:
             for batches in self._steps(in_pass=True):
                 yield from batches
 
-    @functools.cached_property
-    def _passes_before(self) -> int:
-        """Passes over the data that were done before this process."""
-        length = self._script.length if self._start else None
-        return self._start * self._accumulation // length if length else 0
-
-    def _steps(self, num: int | None = None, *, in_pass: bool = False) -> Iterator[Iterator[Any]]:
+    def _steps(self, num: int | None = None, *, in_pass: bool = False) -> Iterator[Any]:
         """The micro-batches of each step that is left, of a pass or of ``num`` in all; first the one before ends."""
         training = self._training
         if training.is_stopped:  # the script was given the chance to end by itself
@@ -350,10 +330,14 @@ class Session:
         per_pass, stated = training.schedule.batches_per_epoch, training.schedule.stated_batches
         if not training.goes_on and self._begun > self.batches_trained + MOST_EMPTY:
             raise SystemExit(0)
-        is_cut = (
-            in_pass and self._begun > self._passes_before + 1 and per_pass and self.batches_trained % per_pass
-        )
-        if is_cut and training.goes_on and training.is_chief and not self._has_warned:
+        is_later = in_pass and self._begun > self._script.passes + 1 and training.goes_on
+        if (
+            is_later
+            and per_pass
+            and self.batches_trained % per_pass
+            and not self._has_warned
+            and self.rank == 0
+        ):
             self._has_warned = True
             logger.warning(
                 "warning: a pass over the loader was left before its end, and the next one continues it; a resumed run "
@@ -363,7 +347,9 @@ class Session:
             if self._before is None:
                 training.begin_step()
                 self._before = self._counted()
-            yield self._micro_batches()
+            if self._batches is None:
+                self._taken = self._accumulation
+            yield None if self._batches is None else self._micro_batches(self._batches)
             done = self.batches_trained + 1
             if done in (num, stated) or (in_pass and per_pass and done % per_pass == 0):
                 self._pause()
@@ -372,9 +358,9 @@ class Session:
                 return
             self._end_step(agreed=False)
 
-    def _micro_batches(self) -> Iterator[Any]:
+    def _micro_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         while self._taken < self._accumulation:
-            batch = next(self._batches)  # type: ignore[arg-type]
+            batch = next(batches)
             self._taken += 1
             yield batch
 
@@ -437,7 +423,8 @@ class Session:
             is_test = run is not None and run.test
             training.prepare(fit, test_mode=is_test, validator=self._script, source="s.report")
         self._stack.enter_context(training.closing)
-        self._accumulation, self._script.objects = context.resolved.batch.accumulation, state
+        self._accumulation = context.resolved.batch.accumulation
+        self._script.objects, self._script.training = state, training
         training.checkpoints.parts["script"] = self._script
         training.load(context.resumed_from, run.fork if run is not None else None)
         self._start, self._marks = training.state.batches_trained, marks_of(context.models)
@@ -567,7 +554,7 @@ class Script(ReconciledTrial):
     """What stands for a script where the loop expects a trial, a validator, and a part of each checkpoint.
 
     The script has built the engines, takes the steps, and validates by itself. ``loader`` makes what reads its training
-    data; ``objects``, by name, are saved and restored with the engines.
+    data; ``objects``, by name, are saved and restored with the engines; ``passes`` were done before they were restored.
     """
 
     class_spec = ""  # in a checkpoint: no class builds the model
@@ -578,7 +565,8 @@ class Script(ReconciledTrial):
     def __init__(self, context: Any) -> None:
         self.context: Any = context
         self.objects: Mapping[str, Any] = {}
-        self._loaded: Mapping[str, Any] = {}
+        self.training: Any = None
+        self.passes, self._loaded = 0, dict[str, Any]()
         self._sums = MetricSums(context.device, source="s.report")
 
     @property
@@ -617,10 +605,12 @@ class Script(ReconciledTrial):
         states = {name: each.state_dict() for name, each in self.objects.items()}
         for name, state in states.items():
             check_state(f"s.checkpoint(..., {name}=...): its state_dict", state)
-        return states
+        per_pass, done = self.training.schedule.batches_per_epoch, self.training.state.batches_trained
+        return {"passes": done // per_pass if per_pass else 0, "states": states}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._loaded, then, now = state_dict, sorted(state_dict), sorted(self.objects)
+        self.passes, self._loaded = state_dict["passes"], state_dict["states"]
+        then, now = sorted(self._loaded), sorted(self.objects)
         if then != now:
             raise CheckpointError(
                 f"the checkpoint holds the states {then}, and s.checkpoint is given the objects {now}\n"
@@ -634,7 +624,7 @@ class Script(ReconciledTrial):
             self.objects[name].load_state_dict(copy.deepcopy(state))
 
 
-def share_of(loader: Any, context: Any) -> tuple[Any, list[int] | None]:
+def share_of(loader: Any, context: Any) -> tuple[Any, Any]:
     """The validation batches of this replica, and the samples in each, None where that is not known.
 
     Every sample is in one share, so a mean over what all ranks report, weighted by samples, is the mean over all. Under
@@ -648,14 +638,12 @@ def share_of(loader: Any, context: Any) -> tuple[Any, list[int] | None]:
         return whole, whole.sizes
     with drawn_for(sampler, seed, 0):
         order = [sample for batch in sampler for sample in batch]
-    if not order:
-        key, message, fix = "s.validation_loader", "the validation data has no sample", "use more of it"
-        raise DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
     replicas = mpu.data_parallel_world_size if len(order) >= mpu.data_parallel_world_size else 1
-    each = min(-(-len(order) // (replicas * sampler.batch_size)), len(order) // replicas)
-    cuts = [len(order) * index // (replicas * each) for index in range(replicas * each + 1)]
-    batches = [order[start:end] for start, end in itertools.pairwise(cuts)]
-    own = batches[mpu.data_parallel_rank % replicas :: replicas]
+    parts = replicas * min(-(-len(order) // (replicas * sampler.batch_size)), len(order) // replicas)
+    cuts = [len(order) * index // parts for index in range(parts + 1)] if parts else []
+    own = [order[start:end] for start, end in itertools.pairwise(cuts)][
+        mpu.data_parallel_rank % replicas :: replicas
+    ]
     return with_batch_sampler(loader, own, 0), [len(batch) for batch in own]
 
 
