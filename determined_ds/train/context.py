@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import core
@@ -84,7 +83,6 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self._accelerator = accelerator
         self._hyperparameters = hyperparameters or Document(name="hyperparameters", data={})
         self._run_dir = run_dir
-        self._called_wrap_mpu = False
         self.resumed_from: str | None = None
         self.partition: str | None = None
         with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
@@ -190,27 +188,18 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             ``mpu`` itself.
 
         Raises:
-            ConfigError: it was called before.
+            ConfigError: one was set before, or it counts other replicas than the engine.
         """
-        if self._called_wrap_mpu:
+        if self._called_set_mpu:
             message, fix = "was called twice: a trial has one MPU", "call it once"
             raise ConfigError(Problem(key="context.wrap_mpu", message=message, fix=fix))
-        self._called_wrap_mpu = self._called_set_mpu = True
-        self._mpu = mpu
+        self._called_set_mpu, self._mpu = True, mpu
         self._check_mpu()
         return mpu
 
     def set_mpu(self, mpu: det_ds.ModelParallelUnit) -> None:
-        """Set the model-parallel unit, after ``wrap_model_engine``. See Determined's method of this name.
-
-        Args:
-            mpu: E.g. ``make_deepspeed_mpu(engine.mpu)``.
-
-        Raises:
-            ConfigError: it counts other replicas than the engine.
-        """
-        super().set_mpu(mpu)
-        self._check_mpu()
+        """Set the model-parallel unit, as :meth:`wrap_mpu`, by Determined's name."""
+        self.wrap_mpu(mpu)
 
     def wrap_model_engine(self, model: Any) -> Any:
         """Register a DeepSpeed engine. See Determined's method of this name.
@@ -230,40 +219,52 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             raise ConfigError(
                 Problem(key="engine", value=self.engine, message=message, fix=fix, code="engine")
             )
-        chosen = self._mpu if self._called_wrap_mpu else None
-        is_own = model in ENGINES
+        chosen, is_own = self._mpu if self._called_set_mpu else None, model in ENGINES
         engine = super().wrap_model_engine(model)
         fix_engine(engine)
+        is_first = len(self.models) == 1
         if isinstance(engine, PipelineEngine) and engine.is_model_parallel:
             # Each rank of a stage reads the same batches; Determined's unit expects that one hands them on.
             self._mpu.should_build_data_loader = engine.is_first_stage() or engine.is_last_stage()
         if isinstance(engine, PlannedEngine) and not engine.loads_data:
             self._mpu.should_build_data_loader = False  # Determined's unit has the last part on the last rank
-        if chosen is None and len(self.models) == 1 and getattr(engine, "sequence_parallel_size", 1) > 1:
-            self._called_wrap_mpu = self._called_set_mpu = True
-            chosen = DeepSpeedMPU(engine.mpu)
         if chosen is not None:
             self._mpu = chosen
-        elif degree_of(engine) > 1:
+        elif degree_of(engine) > 1 or (is_first and getattr(engine, "sequence_parallel_size", 1) > 1):
             self._mpu = DeepSpeedMPU(engine.mpu)
-        if isinstance(engine, DeepSpeedEngine) and len(self.models) == 1 and not is_own:
+        if isinstance(engine, DeepSpeedEngine) and is_first and not is_own:
             self._agree(engine)
         self._check_mpu()
         return engine
 
     def _agree(self, engine: Any) -> None:
         """Go by the engine that the trial made; refuse what it has otherwise, and what only a PipelineTrial does."""
-        before, ds, layout = self.decided_before, made_with(engine), layout_of(engine)
+        is_piped, before = isinstance(engine, PipelineEngine), self.decided_before
+        batch_sizes = {key: int(getattr(engine._config, key)) for key in BATCH_KEYS}
+        ds = Document(name=MADE, data={**as_plain(engine._config._param_dict), **batch_sizes})
+        ranks, sequence = self.distributed.size, int(engine.sequence_parallel_size)
+        pipe = int(engine.grid.get_pipe_parallel_world_size()) if is_piped else 1
+        # With DeepSpeed's unit of sequence parallelism, the engine knows no replicas.
+        replicas = int(engine.dp_world_size or ranks // sequence)
+        layout = Topology(
+            pipe_parallel_size=pipe,
+            model_parallel_size=max(1, ranks // (pipe * replicas * sequence)),
+            sequence_parallel_size=sequence,
+            data_parallel_world_size=replicas,
+        )
         hyperparameters = by_real_names(self._hyperparameters)[0]
         given = hyperparameters.data
         made = {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
         made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
         made |= {"global_batch_size": ds.data["train_batch_size"], "zero_stage": made["zero_stage"] or 0}
-        wrong = {name: f"{MADE} has {shown(value)}" for name, value in made.items()}
         wrong = {
-            name: said for name, said in wrong.items() if given.get(name) not in (None, AUTO, made[name])
+            name: (
+                f"has {shown(value)}",
+                "leave it out, or initialize the engine with context.overwrite(...)",
+            )
+            for name, value in made.items()
+            if given.get(name) not in (None, AUTO, value)
         }
-        is_piped = isinstance(engine, PipelineEngine)
         if not is_piped or engine.num_stages > 1:  # else there is nothing to order or divide
             is_planned, schedule = isinstance(engine, PlannedEngine), given.get("pipe_schedule")
             is_within = is_piped and engine.grid.topology().get_axis_names()[0] == "data"
@@ -273,24 +274,16 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
                 "pipe_within_machine": bool(given.get("pipe_within_machine")) and not is_within,
                 "partition_method": given.get("partition_method") == MEASURED and not is_divided,
             }
-            said = f"{MADE} was made without it: a PipelineTrial reads it"
-            wrong |= {name: said for name in unread if unread[name]}
-        fix = "leave it out, or initialize the engine with context.overwrite(...)"
-        by_pipeline = "leave it out, or subclass determined_ds.PipelineTrial"
-        problems = [
-            hyperparameters.problem((name,), said, fix if name in made else by_pipeline, "engine-config")
-            for name, said in wrong.items()
-        ]
-        names_json = given.get("deepspeed_config") is not None
-        if before is not None and names_json and layout == before.topology:
-            for key, name in BATCH_KEYS.items():
-                if ds.data[key] != (stated := getattr(before.batch, name)):
-                    said = f"{MADE} has {ds.data[key]}"
-                    problems.append(
-                        Problem(key=key, value=stated, message=said, fix=fix, code="engine-config")
-                    )
-        if problems:
-            raise ConfigError(problems)
+            said = "was made without it: a PipelineTrial reads it"
+            fix = "leave it out, or subclass determined_ds.PipelineTrial"
+            wrong |= {name: (said, fix) for name in unread if unread[name]}
+        if wrong:
+            raise ConfigError(
+                [
+                    hyperparameters.problem((name,), f"{MADE} {said}", fix, "engine-config")
+                    for name, (said, fix) in wrong.items()
+                ]
+            )
         if before is not None and ds.data == before.ds_config:
             return
         own = {name: given[name] for name in KEPT if name in given}
@@ -306,11 +299,11 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             for warning in found.warnings:
                 if before is None or warning not in before.warnings:
                     logger.warning("%s", warning)
-            own_json = before.stated if names_json and before else Document(name=MADE, data={})
+            stated_json = before.stated.data if before and given.get("deepspeed_config") is not None else {}
             otherwise = [
                 f"{dotted(path)} {shown(ds.get(path))} instead of {shown(stated)}"
-                for path, stated in leaves(own_json.data)
-                if stated not in (AUTO, ds.get(path)) and path[0] not in BATCH_KEYS
+                for path, stated in leaves(stated_json)
+                if stated not in (AUTO, ds.get(path))
             ]
             if otherwise:
                 logger.warning("the engine was made with %s of deepspeed_config", ", ".join(otherwise))
@@ -375,27 +368,3 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         slots, machines = resolved.topology.slots, resolved.machines
         found = reconcile(of, ds, slots=slots, accelerator=resolved.accelerator, machines=machines)
         return found.writing_in(resolved.folder).ds_config
-
-
-# ------------------------------------------------------------------------------------------- an engine of the trial's
-
-
-def made_with(engine: Any) -> Document:
-    """The DeepSpeed JSON that an engine was made with, its batch sizes completed."""
-    sizes = {key: int(getattr(engine._config, key)) for key in BATCH_KEYS}
-    return Document(name=MADE, data={**as_plain(engine._config._param_dict), **sizes})
-
-
-def layout_of(engine: Any) -> Topology:
-    """How an engine divides the ranks; those that share neither stage nor replica share layers."""
-    pipe = int(engine.grid.get_pipe_parallel_world_size()) if isinstance(engine, PipelineEngine) else 1
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
-    sequence = int(engine.sequence_parallel_size)
-    # With DeepSpeed's unit of sequence parallelism, the engine knows no replicas.
-    replicas = int(engine.dp_world_size or ranks // sequence)
-    return Topology(
-        pipe_parallel_size=pipe,
-        model_parallel_size=max(1, ranks // (pipe * replicas * sequence)),
-        sequence_parallel_size=sequence,
-        data_parallel_world_size=replicas,
-    )
