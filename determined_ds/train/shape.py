@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"
     "pipe_parallel_size",
     "partition_method",
 }
-UNMEASURED = "stages as by parameters (partition_method measured: a run measures its layers as it starts)"
 _shapes: dict[str, ModelShape] = {}
 
 
@@ -91,37 +90,35 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
         raise ConfigError(document.problem(("entrypoint",), message, SAY_SIZE, "meta-build")) from error
 
     def batch_of(samples: int) -> Any:
-        """A micro-batch of so many samples of the trial's training data."""
         make = micro_batches_of(trial.build_training_data_loader(), samples)
         dtype = next(model.parameters()).dtype
-
-        def moved(each: torch.Tensor) -> torch.Tensor:
-            return each.to("meta", dtype if each.is_floating_point() else each.dtype)
-
+        moved = lambda each: each.to("meta", dtype if each.is_floating_point() else each.dtype)  # noqa: E731
         return tree_map_only(torch.Tensor, moved, make())
 
     def loss_of(samples: int) -> Any:
         batch = batch_of(samples)
         if is_piped:
             return trial.loss(model(batch[0]), batch[1])
-        trial.engine = model
         output = trial.loss(model, batch)
         return output["loss"] if isinstance(output, dict) else output
 
-    def peak(samples: int, live: _LiveBytes) -> list[Bytes]:
+    def whole(samples: int, live: _LiveBytes) -> list[Bytes]:
         loss = loss_of(samples)
         _run_backward([loss], [torch.ones_like(loss)])
         return [{"peak": live.peak_bytes}]
 
+    def by_layer(samples: int, live: _LiveBytes) -> list[Bytes]:
+        return _of_layers(list(model), batch_of(samples), trial.loss, live)
+
+    trial.engine = model
     config = getattr(model, "config", None) or getattr(trial, "config", None)  # before a pass may change it
     assumptions, known = list[str](), dict[str, Any]()
     interval = known["checkpoint_interval"] = trial.activation_checkpoint_interval if is_piped else 0
-    found, reason = _measure(model, precision, 1, peak)
+    [(fixed, more)], reason = _measure(model, precision, 1, whole)
     if reason:
         why = f"the model does not run on the meta device: {reason}"
         assumptions.append(f"activations by the sizes of a transformer ({why})")
     else:
-        [(fixed, more)] = found
         known["activations"] = MeasuredActivations(
             bytes_per_sample=max(1, more["peak"]),
             fixed_bytes=fixed["peak"],
@@ -130,52 +127,51 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
             is_checkpointed=not interval and is_asked_of_model(trial.context.get_hparams()),
         )
     if is_piped:
-        layers = list(model)
-        found, reason = _measure(
-            model,
-            precision,
-            len(layers),
-            lambda samples, live: _of_layers(layers, batch_of(samples), trial.loss, live),
-        )
+        found, reason = _measure(model, precision, len(model), by_layer)
         if reason:
             assumptions.append(f"stages of even activations (a layer does not run alone: {reason})")
         if trial.chosen_partition == MEASURED:
-            assumptions.append(UNMEASURED)
+            assumptions.append(
+                "stages as by parameters (partition_method measured: a run measures its layers as it starts)"
+            )
         known |= {"layer_element_bytes": ELEMENT_BYTES[precision], "partition_method": trial.chosen_partition}
         known["layers"] = tuple(
             LayerShape(
                 name=layer.name,
-                num_parameters=_count(layer.parameters()),
-                num_trainable_parameters=_count(p for p in layer.parameters() if p.requires_grad),
                 tied_key=layer.tied_key,
                 fixed=PartBytes(**fixed),
                 per_sample=PartBytes(**more),
+                **_counts(layer),
             )
-            for layer, (fixed, more) in zip(layers, found, strict=True)
+            for layer, (fixed, more) in zip(model, found, strict=True)
         )
 
     def size(*names: str) -> int:
         values = (getattr(config, name, None) for name in names)
         return next((value for value in values if isinstance(value, int)), 0)
 
-    parameters = list(model.parameters())
+    counts = _counts(model)
     return ModelShape(
-        num_parameters=max(1, _count(parameters)),
-        num_trainable_parameters=_count(p for p in parameters if p.requires_grad),
+        num_parameters=max(1, counts.pop("num_parameters")),
         num_layers=size("num_hidden_layers", "n_layer", "num_layers"),
         hidden_size=size("hidden_size", "n_embd", "d_model"),
         num_heads=size("num_attention_heads", "n_head", "num_heads"),
         vocab_size=size("vocab_size"),
         sequence_length=trial.tokens_per_sample() or 0,
-        largest_layer_parameters=max(_count(each.parameters(recurse=False)) for each in model.modules()),
-        num_expert_parameters=_count(p for name, p in model.named_parameters() if ".experts." in name),
+        largest_layer_parameters=max(
+            sum(p.numel() for p in each.parameters(False)) for each in model.modules()
+        ),
+        num_expert_parameters=sum(p.numel() for name, p in model.named_parameters() if ".experts." in name),
         assumptions=tuple(assumptions),
+        **counts,
         **known,
     )
 
 
-def _count(parameters: Iterable[Any]) -> int:
-    return sum(each.numel() for each in parameters)
+def _counts(model: Any) -> dict[str, int]:
+    parameters = list(model.parameters())
+    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    return {"num_parameters": sum(map(torch.numel, parameters)), "num_trainable_parameters": trained}
 
 
 def _first_line(error: BaseException) -> str:
@@ -218,46 +214,38 @@ def _measure(
 
 
 def _of_layers(
-    layers: Sequence[Layer], batch: tuple[Any, Any], loss: Callable[[Any, Any], Any], live: _LiveBytes
+    layers: Sequence[Layer], batch: Any, loss: Callable[[Any, Any], Any], live: _LiveBytes
 ) -> list[Bytes]:
-    """What each layer keeps and hands on."""
+    """What each layer holds in its forward and its backward pass, and hands on."""
     inputs, targets = batch
     held = _tensors(batch)  # to the end, so that no other storage gets their addresses
-    found = []
-    for index, layer in enumerate(layers):
-        if index:  # as another part's output, whose gradient is sent there
+    found = list[Bytes]()
+    for layer in layers:
+        if found:  # as another part's output, whose gradient is sent there
             for each in _tensors(inputs):
                 each.requires_grad_(each.is_floating_point())
-        after = (lambda outputs: loss(outputs, targets)) if layer is layers[-1] else None
-        own, inputs = _measure_layer(layer, inputs, after, live)
-        found.append(own)
+        start = live.begin()
+        outputs = layer(inputs)
+        own = {"inputs": _bytes(inputs), "outputs": _bytes(outputs), "unsaved": 0}
+        handed_on = None
+        if layer is not layers[-1]:
+            handed_on = tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+        else:
+            outputs, with_outputs = loss(outputs, targets), live.live_bytes
+            own["unsaved"] = with_outputs - live.live_bytes
+        own |= {"kept": live.live_bytes - start, "forward": live.peak_bytes - start}
+        floats = [each for each in _tensors(outputs) if each.requires_grad]
+        gradients = [torch.empty_like(each) for each in floats]
+        begin = live.begin()
+        if floats:
+            _run_backward(floats, gradients)
+        found.append({**own, "backward": own["kept"] + live.peak_bytes - begin})
+        for each in _tensors(inputs):
+            each.grad = None
+        inputs = handed_on
+        del outputs, floats, gradients  # before the next layer is measured
     del held
     return found
-
-
-def _measure_layer(
-    layer: Layer, inputs: Any, after: Callable[[Any], Any] | None, live: _LiveBytes
-) -> tuple[Bytes, Any]:
-    """Bytes of a layer's forward and backward pass, and its outputs."""
-    start = live.begin()
-    outputs = layer(inputs)
-    found, handed_on = {"inputs": _bytes(inputs), "outputs": _bytes(outputs), "unsaved": 0}, None
-    if after is None:
-        handed_on = tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
-    else:
-        outputs, with_outputs = after(outputs), live.live_bytes
-        found["unsaved"] = with_outputs - live.live_bytes
-    kept = live.live_bytes - start
-    found |= {"kept": kept, "forward": live.peak_bytes - start}
-    floats = [each for each in _tensors(outputs) if each.requires_grad]
-    gradients = [torch.empty_like(each) for each in floats]
-    begin = live.begin()
-    if floats:
-        _run_backward(floats, gradients)
-    found["backward"] = kept + live.peak_bytes - begin
-    for each in _tensors(inputs):
-        each.grad = None
-    return found, handed_on
 
 
 def _run_backward(outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
