@@ -546,9 +546,9 @@ def moved(batch: Any, device: str) -> Any:
     """A batch as it is moved to a device."""
     import torch
 
-    from determined_ds.train.data.loaders import Mover
+    from determined_ds.train.data import loaders
 
-    return Mover(torch.device(device)).move(batch)
+    return loaders.moved(batch, torch.device(device))
 
 
 def while_writing(act: Callable[[], object]) -> None:

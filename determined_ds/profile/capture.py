@@ -18,7 +18,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,12 +53,11 @@ INSTRUCTIONS = {
 
 
 @contextlib.contextmanager
-def marked(engines: Sequence[Any], *, mover: Any) -> Iterator[None]:
+def marked(context: Any) -> Iterator[None]:
     """Put the ranges of :mod:`~determined_ds.profile.record` around what is called in this block.
 
     Args:
-        engines: Those that train; pipelines' instructions are marked.
-        mover: What moves batches to the device, by its ``move``.
+        context: Of the engines that train; pipelines' instructions are marked.
     """
 
     def within(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
@@ -72,9 +71,9 @@ def marked(engines: Sequence[Any], *, mover: Any) -> Iterator[None]:
     replaced = [
         (kind, name, phase) for kind in (DeepSpeedEngine, DDPEngine) for name, phase in METHODS.items()
     ]
-    replaced += [(torch.autograd, "backward", "backward"), (mover, "move", "data")]
+    replaced += [(torch.autograd, "backward", "backward"), (context, "to_device", "data")]
     with contextlib.ExitStack() as stack:
-        for engine in engines:
+        for engine in context.models:
             if not isinstance(engine, PipelineEngine):
                 continue
             if engine.num_stages > 1:  # the loss of a batch is known once the last stage is done
@@ -120,7 +119,6 @@ class Capture:
         engines, resolved, device = context.models, context.resolved, context.device
         self._context, self._peak_flops = context, peak_flops(device, resolved.strategy.precision)
         self._steps, self._device, self._note = steps, device, note
-        self._marks = lambda: marked(engines, mover=context._mover)
         self._path = folder / trace_name(context.distributed.rank, for_tensorboard=bool(kept_in))
         self._kept_in = kept_in or short(folder)
         # On a cluster a file that vanishes among those to upload fails the upload of any rank of the machine.
@@ -151,7 +149,7 @@ class Capture:
             self._profiler = profile(activities=activities, schedule=phases)
             self._profiler.start()
         if self._begun == recorded_from:
-            self._undo.enter_context(self._marks())
+            self._undo.enter_context(marked(self._context))
             self._synchronize()  # what earlier steps have left to a GPU is theirs
             self._processors = _processor_seconds()
         self._begun += 1

@@ -33,7 +33,7 @@ from determined_ds.pipe.partition import MEASURED
 from determined_ds.pipe.partition import NAME as PARTITION
 from determined_ds.rundir.records import relink
 from determined_ds.rundir.run_dir import RunDir, make_private
-from determined_ds.train.data.loaders import Mover
+from determined_ds.train.data.loaders import moved
 from determined_ds.train.group.process_group import only_errors
 from determined_ds.train.loop.metrics import plain
 from determined_ds.train.rank import cluster_info
@@ -99,7 +99,6 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         if hyperparameters is not None:
             self._hparams = dict(hyperparameters.data)
             self._global_batch_size = hyperparameters.get(("global_batch_size",))
-        self._mover = Mover(self.device)
         if isinstance(resolved, ResolvedConfig):
             self._decide(resolved)
 
@@ -257,11 +256,9 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         made = {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
         made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
         made |= {"global_batch_size": ds.data["train_batch_size"], "zero_stage": made["zero_stage"] or 0}
+        fix = "leave it out, or initialize the engine with context.overwrite(...)"
         wrong = {
-            name: (
-                f"has {shown(value)}",
-                "leave it out, or initialize the engine with context.overwrite(...)",
-            )
+            name: (f"has {shown(value)}", fix)
             for name, value in made.items()
             if given.get(name) not in (None, AUTO, value)
         }
@@ -275,15 +272,21 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
                 "partition_method": given.get("partition_method") == MEASURED and not is_divided,
             }
             said = "was made without it: a PipelineTrial reads it"
-            fix = "leave it out, or subclass determined_ds.PipelineTrial"
-            wrong |= {name: (said, fix) for name in unread if unread[name]}
-        if wrong:
-            raise ConfigError(
-                [
-                    hyperparameters.problem((name,), f"{MADE} {said}", fix, "engine-config")
-                    for name, (said, fix) in wrong.items()
-                ]
-            )
+            instead = "leave it out, or subclass determined_ds.PipelineTrial"
+            wrong |= {name: (said, instead) for name in unread if unread[name]}
+        problems = [
+            hyperparameters.problem((name,), f"{MADE} {said}", mend, "engine-config")
+            for name, (said, mend) in wrong.items()
+        ]
+        stated = before.stated.data if before and given.get("deepspeed_config") is not None else {}
+        if before and stated and layout == before.topology:
+            problems += [
+                before.stated.problem((key,), f"{MADE} has {ds.data[key]}", fix, "engine-config")
+                for key, name in BATCH_KEYS.items()
+                if ds.data[key] != getattr(before.batch, name)
+            ]
+        if problems:
+            raise ConfigError(problems)
         if before is not None and ds.data == before.ds_config:
             return
         own = {name: given[name] for name in KEPT if name in given}
@@ -299,11 +302,10 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             for warning in found.warnings:
                 if before is None or warning not in before.warnings:
                     logger.warning("%s", warning)
-            stated_json = before.stated.data if before and given.get("deepspeed_config") is not None else {}
             otherwise = [
-                f"{dotted(path)} {shown(ds.get(path))} instead of {shown(stated)}"
-                for path, stated in leaves(stated_json)
-                if stated not in (AUTO, ds.get(path))
+                f"{dotted(path)} {shown(ds.get(path))} instead of {shown(value)}"
+                for path, value in leaves(stated)
+                if value not in (AUTO, ds.get(path)) and path[0] not in BATCH_KEYS
             ]
             if otherwise:
                 logger.warning("the engine was made with %s of deepspeed_config", ", ".join(otherwise))
@@ -346,7 +348,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         Returns:
             The same structure, its tensors and arrays on the device.
         """
-        return self._mover.move(data)
+        return moved(data, self.device)
 
     def overwrite(self, base_ds_config: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
         """A DeepSpeed JSON overwritten by ``overwrite_deepspeed_args``, with every "auto" filled.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -27,22 +28,29 @@ def memory_metrics(peaks: Sequence[int]) -> dict[str, float]:
     return {"peak_memory_gib": max(peaks) / GIB, "peak_memory_gib_min": min(peaks) / GIB}
 
 
-def watch(engine: Any, found: Callable[[dict[str, int]], None]) -> Callable[[], None]:
+def watch(engine: Any, found: Callable[[int], None]) -> Callable[[], None]:
     """Measure an engine's model states as each optimizer step begins, when parameters, gradients and states all exist.
 
     ZeRO 1 has whole gradients only until then, so below stage 2 they are also measured as each backward pass ends.
-    From stage 2 on, those are in the communication bucket, which is not a model state.
-
-    Args:
-        engine: DeepSpeed's, at any ZeRO stage, or one with its ``module`` and ``optimizer``.
-        found: Called with the bytes of this rank by kind: ``parameters``, ``gradients`` and ``optimizer_states``.
-
-    Returns:
-        Call it to stop watching.
+    From stage 2 on, those are in the communication bucket, which is not a model state. ``found`` is called with the
+    bytes of this rank; what is returned ends the watch.
     """
 
     def look(*_: Any) -> None:
-        found(_state_bytes(engine))
+        zero, base = engine.optimizer, base_optimizer(engine)
+        held = [each for group in base.param_groups for each in group["params"]]
+        held += (each for state in base.state.values() for each in state.values() if getattr(each, "ndim", 0))
+        for each in engine.module.parameters():
+            held += (getattr(each, "ds_tensor", each.data), each.grad, getattr(each, "grad_accum", None))
+        for name in ("averaged_gradients", "all_grad_tensors"):
+            held += itertools.chain(*(group or () for group in getattr(zero, name, {}).values()))
+        for name in ("fp32_groups_gradients_flat", "fp32_partitioned_groups_flat"):  # ZeRO 3 hides the latter
+            held += getattr(zero, name, ())
+        held.append(getattr(zero, "grad_partitions_flat_buffer", None))
+        storages = [each.untyped_storage() for each in held if hasattr(each, "untyped_storage")]
+        found(
+            sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        )  # each counts once
 
     hooks = contextlib.ExitStack()
     hooks.callback(base_optimizer(engine).register_step_pre_hook(look).remove)
@@ -56,30 +64,3 @@ def watch(engine: Any, found: Callable[[dict[str, int]], None]) -> Callable[[], 
 def base_optimizer(engine: Any) -> Any:
     """torch's own optimizer, inside the one that DeepSpeed wraps around it."""
     return getattr(engine.optimizer, "optimizer", None) or engine.optimizer
-
-
-def _state_bytes(engine: Any) -> dict[str, int]:
-    """Every storage counts once: a parameter does not count as an optimizer state."""
-    zero, base = engine.optimizer, base_optimizer(engine)
-    parameters = list(engine.module.parameters())
-    gradients = [getattr(each, name, None) for each in parameters for name in ("grad", "grad_accum")]
-    for name in ("averaged_gradients", "all_grad_tensors"):
-        for group in getattr(zero, name, {}).values():
-            gradients += group or ()
-    gradients += getattr(zero, "fp32_groups_gradients_flat", ())
-    gradients.append(getattr(zero, "grad_partitions_flat_buffer", None))
-    states = [each for group in base.param_groups for each in group["params"]]
-    states += getattr(zero, "fp32_partitioned_groups_flat", ())  # ZeRO 3 hides them between steps
-    states += (each for state in base.state.values() for each in state.values() if getattr(each, "ndim", 0))
-    kinds = {
-        "parameters": [getattr(each, "ds_tensor", each.data) for each in parameters],
-        "gradients": [each for each in gradients if each is not None],
-        "optimizer_states": [each for each in states if hasattr(each, "untyped_storage")],
-    }
-    found, seen = dict.fromkeys(kinds, 0), set[int]()
-    for kind, tensors in kinds.items():
-        for storage in (tensor.untyped_storage() for tensor in tensors):
-            if storage.data_ptr() not in seen and storage.nbytes():
-                seen.add(storage.data_ptr())
-                found[kind] += int(storage.nbytes())
-    return found

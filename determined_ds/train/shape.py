@@ -168,7 +168,7 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
     )
 
 
-def _counts(model: Any) -> dict[str, int]:
+def _counts(model: Any) -> dict[str, Any]:
     parameters = list(model.parameters())
     trained = sum(each.numel() for each in parameters if each.requires_grad)
     return {"num_parameters": sum(map(torch.numel, parameters)), "num_trainable_parameters": trained}

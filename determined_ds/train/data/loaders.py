@@ -18,8 +18,9 @@ from determined import pytorch
 from determined.pytorch import samplers
 from torch.utils import data as torch_data
 
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import DataError, Problem
 from determined_ds.rundir.signals import die_with_parent
+from determined_ds.trial.returned import refused
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 OPT_IN = "context.disable_dataset_reproducibility_checks()"
@@ -37,20 +38,24 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
     if isinstance(loader, StreamLoader):
         return loader
     if not isinstance(loader, pytorch.DataLoader):
-        named = described(loader)
         if hasattr(loader, "__iter__") and context._data_repro_checks_disabled:
-            note(f"data        {where}: {named} is used as it is; the trial splits, shuffles and resumes it")
+            note(
+                f"data        {where}: {described(loader)} is used as it is; the trial splits, shuffles and resumes it"
+            )
             return loader
+        reads_stream = is_stream(getattr(loader, "dataset", loader))
         is_own = isinstance(loader, own) and type(loader).__iter__ is own.__iter__
-        if not is_own or loader.batch_sampler is None or is_stream(loader.dataset):
-            message = f"returned {named}, which is no data loader that can be split and resumed here: every replica "
-            message += "would read the same samples"
-            kind = "StreamLoader" if is_stream(getattr(loader, "dataset", loader)) else "DataLoader"
+        if not is_own or loader.batch_sampler is None or reads_stream:
+            message = (
+                f"returned {described(loader)}, which is no data loader that can be split and resumed here: "
+            )
+            message += "every replica would read the same samples"
+            kind = "StreamLoader" if reads_stream else "DataLoader"
             fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
             if hasattr(trial, "training_loader"):
                 fix = f"return self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
             fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
-            raise ConfigError(Problem(key=where, message=message, fix=fix, code="loader-kind"))
+            raise refused(where, message, fix, "loader-kind")
         options = {name: getattr(loader, name) for name in ("batch_sampler", *OPTIONS)}
         loader = pytorch.DataLoader(loader.dataset, **options)
     # Split over replicas here, and not before; Determined's samplers are for who shards, repeats and skips by itself.
@@ -60,8 +65,7 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
         if is_theirs or getattr(sampler, "num_replicas", 1) not in (1, None):
             message = "splits, repeats or skips samples itself, and so would be split over the replicas twice"
             fix = f"use a sampler over all samples, such as shuffle=True; or call {OPT_IN} in __init__"
-            kind = type(sampler).__name__
-            raise ConfigError(Problem(key=where, value=kind, message=message, fix=fix, code="loader-sampler"))
+            raise refused(where, message, fix, "loader-sampler", value=type(sampler).__name__)
     return loader
 
 
@@ -70,6 +74,11 @@ def described(loader: Any) -> str:
     kind, dataset = type(loader), getattr(loader, "dataset", None)
     name = "torch's DataLoader" if kind is torch_data.DataLoader else kind.__name__
     return name if dataset is None else f"{name} over {type(dataset).__name__}"
+
+
+def too_little(key: str, message: str, fix: str = "use more data") -> DataError:
+    """The error of data that does not make a batch."""
+    return DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
 
 
 def has_state(part: Any) -> bool:
@@ -101,44 +110,32 @@ def with_batch_sampler(
     """torch's loader with the options of a Determined loader, another batch sampler or dataset, and seeded workers."""
     options = {name: getattr(loader, name) for name in OPTIONS}
     options["generator"] = loader.generator or torch.Generator().manual_seed(seed)
-    options["worker_init_fn"] = worker_start(loader)
+    options["worker_init_fn"] = functools.partial(start_worker, loader.worker_init_fn)
     chosen = loader.dataset if dataset is None else dataset
     return torch_data.DataLoader(chosen, batch_sampler=sampler, **options)
 
 
-def worker_start(loader: Any) -> Callable[[int], None] | None:
+def start_worker(init: Callable[[int], None] | None, worker: int) -> None:
     """What a worker process begins with: it ends with its rank, and calls the author's ``worker_init_fn``."""
-    return functools.partial(_start_worker, loader.worker_init_fn) if loader.num_workers else None
-
-
-def _start_worker(init: Callable[[int], None] | None, worker: int) -> None:
     die_with_parent()
     if init is not None:
         init(worker)
 
 
-class Mover:
-    """Moves batches to a device, as ``determined.pytorch.to_device`` does; named tuples stay named tuples."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def move(self, data: Any) -> Any:
-        """A batch with all of its tensors and arrays on the device; everything else is unchanged."""
-        if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":  # the kinds of types that torch has
-            data = torch.from_numpy(data)
-        if isinstance(data, torch.Tensor):
-            # From pinned memory the host does not wait for the copy; later work of a GPU comes after it anyway.
-            return data.to(self._device, non_blocking=self._device.type == "cuda")
-        if callable(
-            getattr(data, "to", None)
-        ):  # such as a packed sequence, whose batch sizes stay on the host
-            return data.to(self._device)
-        if isinstance(data, dict):
-            return {key: self.move(value) for key, value in data.items()}
-        if isinstance(data, (list, tuple)):
-            values = [self.move(value) for value in data]
-            if isinstance(data, tuple):
-                return type(data)(*values) if hasattr(data, "_fields") else tuple(values)
-            return values
-        return data
+def moved(data: Any, device: torch.device) -> Any:
+    """A batch on a device, as ``determined.pytorch.to_device`` moves it; named tuples stay named tuples."""
+    if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":  # the kinds of types that torch has
+        data = torch.from_numpy(data)
+    if isinstance(data, torch.Tensor):
+        # From pinned memory the host does not wait for the copy; later work of a GPU comes after it anyway.
+        return data.to(device, non_blocking=device.type == "cuda")
+    if callable(getattr(data, "to", None)):  # such as a packed sequence, whose batch sizes stay on the host
+        return data.to(device)
+    if isinstance(data, dict):
+        return {key: moved(value, device) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        values = [moved(value, device) for value in data]
+        if hasattr(data, "_fields"):
+            return type(data)(*values)
+        return tuple(values) if isinstance(data, tuple) else values
+    return data

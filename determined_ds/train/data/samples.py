@@ -21,10 +21,11 @@ from determined import pytorch
 from torch.utils import data as torch_data
 
 from determined_ds.config.layout import Batch
-from determined_ds.errors import ConfigError, DataError, Problem
-from determined_ds.train.data.loaders import described, drawn_for, has_state, with_batch_sampler
+from determined_ds.errors import DataError, Problem
+from determined_ds.train.data.loaders import drawn_for, too_little, with_batch_sampler
 from determined_ds.train.data.seeds import mixed_seed, seed_everything
-from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, samples_to_skip
+from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, start_of
+from determined_ds.trial.returned import refused
 from determined_ds.trial.stream_loader import StreamLoader
 
 METHOD = "build_training_data_loader"
@@ -42,8 +43,8 @@ class TrainingData:
         batches_per_epoch: Global batches; None where that is not known.
         first: What was read first, of a stream.
         place: The position after what training has taken; None where the number of batches says all.
-        apart: Of data that gives each replica samples of its own and has a position in them: its name, and whether
-            the position depends on the size of micro-batches too.
+        apart: Of a stream that gives each replica samples of its own: its name, and whether the position depends on
+            the size of micro-batches too.
     """
 
     def __init__(self) -> None:
@@ -73,31 +74,24 @@ class TrainingData:
         start_batch: int,
         note: Callable[[str], None] = print,
     ) -> None:
-        """Begin to read a rank's share.
-
-        Args:
-            loader: Of :func:`~determined_ds.train.data.loaders.build_loader`.
-            batch: How a global batch is split.
-            replica: This rank's, from 0.
-            seed: Of the trial.
-            start_batch: Global batches that were trained before.
-            note: Shows a line.
-
-        Raises:
-            ConfigError: the loader has other micro-batches; less than a global batch.
-        """
+        """Begin to read a replica's share of what ``build_loader`` returned, after ``start_batch`` global batches."""
+        batches: Any = loader.batch_sampler if isinstance(loader, pytorch.DataLoader) else loader
+        is_sized = isinstance(loader, StreamLoader) or type(batches) is torch_data.BatchSampler
+        if is_sized and batches.batch_size != batch.micro_batch_size:
+            message = f"the data loader's batch_size is not the micro-batch size {batch.micro_batch_size}"
+            fix = "use self.training_loader(dataset), or batch_size=context.get_train_micro_batch_size_per_gpu()"
+            raise refused(METHOD, message, fix, "loader-batch-size", value=batches.batch_size)
         if isinstance(loader, pytorch.DataLoader):
             self.batches, self.batches_per_epoch = _indexed(loader, batch, replica, seed, start_batch)
         elif isinstance(loader, StreamLoader):
-            _check_size(loader.batch_size, batch)
-            per_batch = batch.global_batch_size // (batch.replicas if loader.sharded else 1)
+            replicas = 1 if loader.sharded else batch.replicas  # that read what is read here
+            per_batch = batch.micro_batch_size * batch.accumulation * replicas
             self.batches_per_epoch = _whole_batches(loader.length(), "samples", per_batch)
             place = self._found or {"samples": start_batch * per_batch}
-            if skip := samples_to_skip(loader, place):
+            if skip := start_of(loader, place)[1]:
                 skips = f"reading and skipping {skip:,} samples, to resume after batch {start_batch}"
                 note(f"data        {loader.name} has no state_dict: {skips}")
-            readers = max(1, loader.num_workers) * (1 if loader.sharded else batch.replicas)
-            if readers >= MANY_READERS:
+            if (readers := max(1, loader.num_workers) * replicas) >= MANY_READERS:
                 note(
                     f"warning: every sample of {loader.name} is read {readers} times, by each worker of each replica\n"
                     "  fix: give each replica a part (dataset.shard, or its files) with sharded=True; or use fewer "
@@ -118,15 +112,8 @@ class TrainingData:
             except (TypeError, NotImplementedError):
                 length = None
             self.batches_per_epoch = _whole_batches(length, "micro-batches", batch.accumulation)
-            skip = start_batch * batch.accumulation
-            if has_state(loader):  # such as torchdata's StatefulDataLoader
-                self.apart = (described(loader), True)
-                self.place = lambda: {"loader": loader.state_dict()}
-                if "loader" in self._found:
-                    loader.load_state_dict(self._found["loader"])
-                    skip = 0
             self.batches = _again_and_again(loader)
-            for _ in range(skip):
+            for _ in range(start_batch * batch.accumulation):
                 next(self.batches)
 
 
@@ -138,13 +125,6 @@ def _taken(stream: Iterator[Made], position: list[bytes]) -> Iterator[Any]:
     for made in stream:
         position[0] = made.place or position[0]
         yield made.batch
-
-
-def _check_size(size: Any, batch: Batch) -> None:
-    if size != batch.micro_batch_size:
-        message = f"the data loader's batch_size is not the micro-batch size {batch.micro_batch_size}"
-        fix = "use self.training_loader(dataset), or batch_size=context.get_train_micro_batch_size_per_gpu()"
-        raise ConfigError(Problem(key=METHOD, value=size, message=message, fix=fix, code="loader-batch-size"))
 
 
 def _whole_batches(have: int | None, what: str, need: int) -> int | None:
@@ -162,27 +142,23 @@ def _indexed(
 ) -> tuple[Iterator[Any], int]:
     """Data with an index: of the micro-batches of the global stream, every ``replicas``-th is this replica's."""
     batches: Any = loader.batch_sampler
-    sampler, size, what = batches, 1, "micro-batches"  # a batch sampler of its own yields whole micro-batches
-    is_cut = type(batches) is torch_data.BatchSampler
-    if is_cut:
-        _check_size(batches.batch_size, batch)
-        sampler, size, what = batches.sampler, batch.micro_batch_size, "samples"
-    per_step = batch.accumulation * batch.replicas
-    per_epoch = _whole_batches(len(sampler), what, per_step * size) or 0
+    per_step, is_cut = batch.accumulation * batch.replicas, type(batches) is torch_data.BatchSampler
+    # A batch sampler of its own yields whole micro-batches.
+    have, what = (len(batches.sampler), "samples") if is_cut else (len(batches), "micro-batches")
+    per_epoch = _whole_batches(have, what, per_step * (batch.micro_batch_size if is_cut else 1)) or 0
 
     def micro_batches() -> Iterator[Any]:
         epoch, first = divmod(start_batch, per_epoch)
         while True:
-            with drawn_for(sampler, seed, epoch):
-                order = list(itertools.islice(sampler, per_epoch * per_step * size))
-            if len(order) < per_epoch * per_step * size:  # else micro-batches would be smaller than decided
-                message = f"the sampler yielded {len(order)}, and its len() is {len(sampler)}"
-                fix, kind = "have __len__ return what it yields in an epoch", type(sampler).__name__
-                raise DataError(
-                    Problem(key=METHOD, value=kind, message=message, fix=fix, code="loader-sampler")
+            with drawn_for(batches, seed, epoch):
+                order = list(itertools.islice(batches, per_epoch * per_step))
+            if len(order) < per_epoch * per_step or (is_cut and len(order[-1]) < batch.micro_batch_size):
+                kind, fix = (
+                    type(batches.sampler if is_cut else batches).__name__,
+                    "have __len__ return what it yields",
                 )
-            for index in range(first * per_step + replica, per_epoch * per_step, batch.replicas):
-                yield order[index * size : (index + 1) * size] if is_cut else order[index]
+                raise too_little(METHOD, f"the sampler {kind} yielded less in an epoch than its len()", fix)
+            yield from order[first * per_step + replica :: batch.replicas]
             epoch, first = epoch + 1, 0
 
     indices, dataset = micro_batches(), None
@@ -208,14 +184,14 @@ class SeededDataset(torch_data.Dataset[Any]):
 
 def _again_and_again(loader: Any) -> Iterator[Any]:
     """The micro-batches of a loader that is used as it is."""
-    empty = 0
-    while empty < 2:  # a loader that was resumed at the end of its data may be empty once
-        empty += 1
+    is_empty = False
+    while not is_empty:
+        is_empty = True
         for batch in loader:
-            empty = 0
+            is_empty = False
             yield batch
-    message, fix = "the data loader yields no batch", "use more data, or make iter() begin anew each time"
-    raise DataError(Problem(key=type(loader).__name__, message=message, fix=fix, code="too-little-data"))
+    fix = "use more data, or make iter() begin anew each time"
+    raise too_little(type(loader).__name__, "the data loader yields no batch", fix)
 
 
 # ------------------------------------------------------------------------------------ validation
@@ -268,9 +244,8 @@ class Share:
 
 
 def _no_validation() -> DataError:
-    message, fix = "the validation data has no batch", "use more data, or a loader without drop_last"
-    key = "build_validation_data_loader"
-    return DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
+    fix = "use more data, or a loader without drop_last"
+    return too_little("build_validation_data_loader", "the validation data has no batch", fix)
 
 
 class Calls:
@@ -289,8 +264,7 @@ class Calls:
         self.weights: list[int] = []
         self.firsts: list[FirstRow | None] = []
         self._share, self._distributed, self._at_most = share, distributed, at_most
-        self._made = iter(()) if share is None else share.made()
-        self._ahead: deque[Made] = deque()
+        self._made: Iterator[Made] = iter(()) if share is None else share.made()
         self._padding: Any = None
         # Of the next batches: samples on each rank. All of them at once, where the sizes are known.
         self._rows = deque(itertools.zip_longest(*sizes or (), fillvalue=0))
@@ -299,14 +273,15 @@ class Calls:
     def next_call(self) -> int:
         """Micro-batches that the next call takes; 0 at the end. May be a collective."""
         if not self._rows and not self._are_all:
-            for made in itertools.islice(self._made, max(AHEAD, self._at_most)):
-                self._padding = made.batch if self._padding is None else self._padding
-                if made.samples:
-                    self._ahead.append(made)
-            first = None if self._share is None else self._share.first
-            ranks = self._distributed.allgather(([made.samples for made in self._ahead], first))
+            ahead = list(itertools.islice(self._made, max(AHEAD, self._at_most)))
+            if ahead and self._padding is None:
+                self._padding = ahead[0].batch
+            own = [made for made in ahead if made.samples]
+            self._made = itertools.chain(own, self._made)
+            first = self._share and self._share.first
+            ranks = self._distributed.allgather(([made.samples for made in own], first))
             self.firsts = [first for _, first in ranks]
-            self._rows.extend(itertools.zip_longest(*(own for own, _ in ranks), fillvalue=0))
+            self._rows.extend(itertools.zip_longest(*(samples for samples, _ in ranks), fillvalue=0))
             self._are_all = not self._rows
         alike = itertools.islice(self._rows, self._at_most)
         return sum(1 for _ in itertools.takewhile(lambda row: row == self._rows[0], alike))
@@ -322,15 +297,15 @@ class Calls:
     def __next__(self) -> Any:
         if self._share is None or not self.next_call():
             raise StopIteration
-        own, batch = self._rows[0][self._distributed.rank], self._padding
+        is_padding, batch = self.exhausted, self._padding
         self.skip(1)
-        if own or batch is None:
-            made = self._ahead.popleft() if self._ahead else next(self._made, None)
+        if not is_padding or batch is None:
+            made = next(self._made, None)
             if made is None:
                 raise _no_validation()
             batch = made.batch
             self._padding = batch if self._padding is None else self._padding
-        self.weights.append(self._share.length_of(batch) if own else 0)
+        self.weights.append(0 if is_padding else self._share.length_of(batch))
         return batch
 
     def skip(self, count: int) -> None:

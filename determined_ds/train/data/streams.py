@@ -10,7 +10,7 @@ What a reader yields first is what it has read first, for the ranks to compare; 
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import itertools
 import pickle
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from determined_ds.config.layout import Batch
 from determined_ds.errors import DataError, Problem
-from determined_ds.train.data.loaders import has_state, worker_start
+from determined_ds.train.data.loaders import has_state, start_worker, too_little
 from determined_ds.train.data.seeds import mixed_seed, rng_state, seed_everything, set_rng_state
 from determined_ds.trial.stream_loader import StreamLoader
 
@@ -49,105 +49,26 @@ class Made(NamedTuple):
     place: bytes | None = None  # after the micro-batch, pickled, only between two batches
 
 
-class Passes:
-    """The samples of a dataset, pass after pass, from a position on.
-
-    Reading uses separate generators, seeded anew for each pass: the dataset draws the same numbers on every replica
-    and in every worker, and does not disturb those of training.
-    """
-
-    def __init__(
-        self, loader: StreamLoader, *, seed: int, at_least: int, endless: bool, place: Mapping[str, Any]
-    ) -> None:
-        self._loader, self._seed, self._at_least, self._endless = loader, seed, at_least, endless
-        self._pass = self._of_pass = 0
-        self._generators: dict[str, Any] = {}
-        self._stream = self._read(is_begun=state_in(loader, place) is not None)
-        skip = samples_to_skip(loader, place)
-        self._samples = place.get("samples", 0) - skip
-        if self._samples:  # it need not be read from the beginning
-            self._pass, self._of_pass = place["pass"], place["of_pass"] - skip
-        if (state := state_in(loader, place)) is not None:
-            with self._reading():
-                loader.dataset.load_state_dict(state)
-            self._generators = dict(place["generators"])
-        self.take(skip, range(0))
-
-    def take(self, count: int, keep: range) -> tuple[list[Any], int]:
-        """Of the next ``count`` samples those with an index in ``keep``, and how many there were before the end."""
-        taken, kept = 0, []
-        with self._reading():
-            for taken, sample in enumerate(itertools.islice(self._stream, count), start=1):
-                if taken - 1 in keep:
-                    kept.append(sample)
-        self._samples += taken
-        return kept, taken
-
-    def _read(self, *, is_begun: bool) -> Iterator[Any]:
-        """All samples, pass after pass; to be iterated in :meth:`_reading`."""
-        loader = self._loader
-        while self._endless or not self._pass:
-            if not is_begun:
-                seed_everything(mixed_seed(self._seed, self._pass), cpu_only=True)
-            is_begun = False
-            if hasattr(loader.dataset, "set_epoch"):
-                loader.dataset.set_epoch(self._pass)
-            for sample in loader.open():
-                self._of_pass += 1
-                yield sample
-            have, need = self._of_pass, self._at_least
-            if have < need:
-                message = f"yielded {have} samples in pass {self._pass + 1}, and one batch needs {need}"
-                fix = "use more data, or a smaller global batch"
-                if self._pass:
-                    fix = "make iter() begin anew each time, or give a function that returns a new iterator"
-                raise DataError(Problem(key=loader.name, message=message, fix=fix, code="too-little-data"))
-            self._pass, self._of_pass = self._pass + 1, 0
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Give the dataset its own generators, and hide the worker processes that it might split by."""
-        worker: Any = torch_data._utils.worker
-        outer, info = rng_state(CPU), worker._worker_info
-        set_rng_state(self._generators, CPU)
-        worker._worker_info = None
-        try:
-            yield
-        finally:
-            worker._worker_info = info
-            self._generators = rng_state(CPU)
-            set_rng_state(outer, CPU)
-
-    def place(self) -> bytes:
-        """The position, with the dataset's own state where it has one.
-
-        As bytes: each tensor that a worker sends costs a file descriptor, and the dataset goes on to change its state.
-        """
-        place: dict[str, Any] = {"samples": self._samples, "pass": self._pass, "of_pass": self._of_pass}
-        if has_state(self._loader.dataset):
-            place |= {"state": self._loader.dataset.state_dict(), "generators": self._generators}
-        return pickle.dumps(place)
-
-
-def state_in(loader: StreamLoader, place: Mapping[str, Any]) -> Any:
-    """The dataset's own state in a position, if it can take one."""
-    return place.get("state") if has_state(loader.dataset) else None
-
-
-def samples_to_skip(loader: StreamLoader, place: Mapping[str, Any]) -> int:
-    """Samples to read and skip to get to a position.
+def start_of(loader: StreamLoader, place: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Where reading begins to get to a position, and how many samples are read and skipped from there.
 
     A dataset with ``set_epoch`` can begin with any pass; without it, a pass may depend on those before.
     """
-    if state_in(loader, place) is not None:
-        return 0
-    samples = place.get("samples", 0)
-    return int(place.get("of_pass", samples) if hasattr(loader.dataset, "set_epoch") else samples)
+    if has_state(loader.dataset) and "state" in place:
+        return dict(place), 0
+    if hasattr(loader.dataset, "set_epoch") and "of_pass" in place:
+        before = place["samples"] - place["of_pass"]
+        return {"samples": before, "pass": place["pass"], "of_pass": 0}, place["of_pass"]
+    return {"samples": 0, "pass": 0, "of_pass": 0}, place.get("samples", 0)
 
 
 @dataclass(kw_only=True, eq=False)
 class ReplicaStream(torch_data.IterableDataset[Any]):
-    """The micro-batches of one replica; iterated in the rank itself or in each of its workers."""
+    """The micro-batches of one replica; iterated in the rank itself or in each of its workers.
+
+    Reading uses separate generators, seeded anew for each pass: the dataset draws the same numbers on every replica
+    and in every worker, and does not disturb those of training.
+    """
 
     loader: StreamLoader
     batch: Batch
@@ -160,30 +81,78 @@ class ReplicaStream(torch_data.IterableDataset[Any]):
         info, loader, size = torch_data.get_worker_info(), self.loader, self.batch.micro_batch_size
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         replica, replicas = (0, 1) if loader.sharded else (self.replica, self.batch.replicas)
-        mine = range(replica * size, (replica + 1) * size)  # of a row
         trains, accumulation, row = self.start_batch is not None, self.batch.accumulation, size * replicas
-        start, at_least = (self.start_batch or 0) * accumulation, row * accumulation if trains else 1
-        passes = Passes(loader, seed=self.seed, at_least=at_least, endless=trains, place=self.place)
-        everything, taken = passes.take(row, range(row))
+        mine = range(replica * size, (replica + 1) * size)  # of a row
+        start = (self.start_batch or 0) * accumulation
+        self._at, skip = start_of(loader, self.place)
+        self._generators: dict[str, Any] = {}
+        self._samples = self._passes(row * accumulation if trains else 1, endless=trains)
+        self._take(skip, range(0))
+        everything, taken = self._take(row, range(row))
         yield FirstRow(loader.name, self.replica, loader.sharded, digest(everything))
         own, padding = everything[mine.start : mine.stop], everything[:size]
         for index in itertools.count(start):
             is_mine = (index - start) % workers == worker
             if index > start:
-                own, taken = passes.take(row, mine if is_mine else range(0))
+                own, taken = self._take(row, mine if is_mine else range(0))
                 padding = []
             if not taken or (is_mine and not own and not padding):
                 return
             if is_mine:
                 if info is not None:
                     seed_everything(mixed_seed(self.seed, self.replica, index))
-                place = passes.place() if trains and (index + 1) % accumulation == 0 else None
+                place = None
+                if trains and (index + 1) % accumulation == 0:
+                    if has_state(loader.dataset):
+                        self._at |= {"state": loader.dataset.state_dict(), "generators": self._generators}
+                    # As bytes: each tensor that a worker sends costs a file descriptor, and the dataset goes on to
+                    # change its state.
+                    place = pickle.dumps(self._at)
                 yield Made(loader.collate_fn(own or padding), len(own), place)
+
+    def _take(self, count: int, keep: range) -> tuple[list[Any], int]:
+        """Of the next ``count`` samples those with an index in ``keep``, and how many there were before the end."""
+        worker: Any = torch_data._utils.worker
+        outer, info, taken, kept = rng_state(CPU), worker._worker_info, 0, []
+        set_rng_state(self._generators, CPU)
+        worker._worker_info = None  # the dataset would split by the worker processes
+        try:
+            for taken, sample in enumerate(itertools.islice(self._samples, count), start=1):
+                if taken - 1 in keep:
+                    kept.append(sample)
+        finally:
+            worker._worker_info = info
+            self._generators = rng_state(CPU)
+            set_rng_state(outer, CPU)
+        self._at["samples"] += taken
+        return kept, taken
+
+    def _passes(self, at_least: int, *, endless: bool) -> Iterator[Any]:
+        """All samples from the position on, pass after pass."""
+        loader, at = self.loader, self._at
+        if is_begun := "state" in at:
+            loader.dataset.load_state_dict(at["state"])
+            set_rng_state(at["generators"], CPU)
+        while endless or not at["pass"]:
+            if not is_begun:
+                seed_everything(mixed_seed(self.seed, at["pass"]), cpu_only=True)
+            is_begun = False
+            if hasattr(loader.dataset, "set_epoch"):
+                loader.dataset.set_epoch(at["pass"])
+            for sample in loader.open():
+                at["of_pass"] += 1
+                yield sample
+            if at["of_pass"] < at_least:
+                again = "make iter() begin anew each time, or give a function that returns a new iterator"
+                fix = again if at["pass"] else "use more data, or a smaller global batch"
+                said = f"yielded {at['of_pass']} samples in pass {at['pass'] + 1}, and one batch needs {at_least}"
+                raise too_little(loader.name, said, fix)
+            at["pass"], at["of_pass"] = at["pass"] + 1, 0
 
     def reader(self, seed: int) -> torch_data.DataLoader[Any]:
         """torch's loader around it; it runs the workers."""
-        options: dict[str, Any] = {**self.loader.workers, "worker_init_fn": worker_start(self.loader)}
-        options["generator"] = torch.Generator().manual_seed(seed)
+        options: dict[str, Any] = {**self.loader.workers, "generator": torch.Generator().manual_seed(seed)}
+        options["worker_init_fn"] = functools.partial(start_worker, self.loader.worker_init_fn)
         return torch_data.DataLoader(self, batch_size=None, collate_fn=_unchanged, **options)
 
 
@@ -220,8 +189,7 @@ def digest(samples: list[Any]) -> str:
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             value = value.detach().cpu().double().numpy()
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
-            found.update(value.tobytes())
-        else:
-            is_plain = isinstance(value, (str, bytes, int, float, complex))
-            found.update((repr(value) if is_plain else type(value).__qualname__).encode())
+            value = value.tobytes()
+        is_plain = isinstance(value, (str, bytes, int, float, complex))
+        found.update(repr(value if is_plain else type(value).__qualname__).encode())
     return found.hexdigest()

@@ -85,8 +85,8 @@ class Measuring:
                 self._let_go.callback(watch(engine, partial(self._note_states, index)))
         self._started, self._taken = self._now(), None
 
-    def _note_states(self, index: int, found: dict[str, int]) -> None:
-        self._state_bytes[index] = max(self._state_bytes[index], sum(found.values()))
+    def _note_states(self, index: int, found: int) -> None:
+        self._state_bytes[index] = max(self._state_bytes[index], found)
 
     def stop(self) -> None:
         """The work of the step is done: what comes before :meth:`end_step` is not its time."""
