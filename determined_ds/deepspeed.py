@@ -51,7 +51,7 @@ def overwrite_deepspeed_config(
 ) -> dict[str, Any]:
     """A DeepSpeed JSON overwritten leaf by leaf, as Determined's function of this name does.
 
-    Unlike ``context.overwrite``, it fills no ``"auto"`` and checks nothing.
+    It fills no ``"auto"`` and checks nothing, unlike ``context.resolved.ds_config``.
 
     Args:
         base_ds_config: A path, or a mapping, which is not changed.

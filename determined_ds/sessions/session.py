@@ -51,7 +51,7 @@ WORDS = {
     "self.training_loader": "s.loader",
     "self.validation_loader": "s.validation_loader",
     "context.get_train_micro_batch_size_per_gpu()": "s.resolved.batch.micro_batch_size",
-    "context.overwrite(...)": "config=s.ds_config",
+    "context.resolved.ds_config": "s.ds_config",
     "context.resolved": "s.resolved",
     "state what is missing": "state hyperparameters.global_batch_size",
     "context.wrap_model_engine(engine)": "s.checkpoint(engine)",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from determined_ds.config.layout import BATCH_KEYS, Accelerator, Topology
 from determined_ds.config.params import AUTO, PARALLEL_SIZES, SHORTHANDS, SIZES, by_real_names
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document, dotted, leaves
-from determined_ds.documents.files import read_json, write_whole
+from determined_ds.documents.files import write_whole
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B
@@ -256,7 +254,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         made = {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
         made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
         made |= {"global_batch_size": ds.data["train_batch_size"], "zero_stage": made["zero_stage"] or 0}
-        fix = "leave it out, or initialize the engine with context.overwrite(...)"
+        fix = "leave it out, or initialize the engine with config=context.resolved.ds_config"
         wrong = {
             name: (f"has {shown(value)}", fix)
             for name, value in made.items()
@@ -349,24 +347,3 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             The same structure, its tensors and arrays on the device.
         """
         return moved(data, self.device)
-
-    def overwrite(self, base_ds_config: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-        """A DeepSpeed JSON overwritten by ``overwrite_deepspeed_args``, with every "auto" filled.
-
-        Args:
-            base_ds_config: A path, or a mapping.
-
-        Returns:
-            A plain mapping for ``deepspeed.initialize(config=...)``.
-
-        Raises:
-            ConfigError: it cannot run with these hyperparameters.
-        """
-        if isinstance(base_ds_config, Mapping):
-            ds = Document(name="context.overwrite", data=as_plain(base_ds_config))
-        else:
-            ds = read_json(Path(base_ds_config))
-        resolved, of = self.resolved, self._hyperparameters
-        slots, machines = resolved.topology.slots, resolved.machines
-        found = reconcile(of, ds, slots=slots, accelerator=resolved.accelerator, machines=machines)
-        return found.writing_in(resolved.folder).ds_config

@@ -44,7 +44,7 @@ def measure_throughput(
         measurement was stopped.
     """
     if not isinstance(trial, ReconciledTrial):  # else its engines are made of the configuration
-        fix = "initialize it with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
+        fix = "initialize it with args=AttrDict(context.get_hparams()), or with config=context.resolved.ds_config"
         check_strategy(context, made_by=type(trial).__name__, fix=fix)
     measuring = Measuring(trial, context, Measurement(steps, warmup, profiles))
     measuring.training.train(None)
