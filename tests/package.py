@@ -358,7 +358,7 @@ def training_data(
     batch = Batch(global_batch_size=size, replicas=split[0], accumulation=split[1], micro_batch_size=split[2])
     data = samples.TrainingData()
     data.load_state_dict(position or {})
-    data.open(taken, batch=batch, replica=replica, seed=seed, start_batch=start, note=note)
+    data.open(taken, note, batch=batch, replica=replica, seed=seed, start_batch=start)
     return data
 
 

@@ -38,19 +38,16 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
     if isinstance(loader, StreamLoader):
         return loader
     if not isinstance(loader, pytorch.DataLoader):
+        dataset = getattr(loader, "dataset", loader)
+        named = type(loader).__name__ + (f" over {type(dataset).__name__}" if dataset is not loader else "")
         if hasattr(loader, "__iter__") and context._data_repro_checks_disabled:
-            note(
-                f"data        {where}: {described(loader)} is used as it is; the trial splits, shuffles and resumes it"
-            )
+            note(f"data        {where}: {named} is used as it is; the trial splits, shuffles and resumes it")
             return loader
-        reads_stream = is_stream(getattr(loader, "dataset", loader))
         is_own = isinstance(loader, own) and type(loader).__iter__ is own.__iter__
-        if not is_own or loader.batch_sampler is None or reads_stream:
-            message = (
-                f"returned {described(loader)}, which is no data loader that can be split and resumed here: "
-            )
-            message += "every replica would read the same samples"
-            kind = "StreamLoader" if reads_stream else "DataLoader"
+        if not is_own or loader.batch_sampler is None or is_stream(dataset):
+            message = f"returned {named}, which is no data loader that can be split and resumed here: every replica "
+            message += "would read the same samples"
+            kind = "StreamLoader" if is_stream(dataset) else "DataLoader"
             fix = f"return {kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
             if hasattr(trial, "training_loader"):
                 fix = f"return self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
@@ -67,13 +64,6 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
             fix = f"use a sampler over all samples, such as shuffle=True; or call {OPT_IN} in __init__"
             raise refused(where, message, fix, "loader-sampler", value=type(sampler).__name__)
     return loader
-
-
-def described(loader: Any) -> str:
-    """A loader in messages: ``torch's DataLoader over Sized``."""
-    kind, dataset = type(loader), getattr(loader, "dataset", None)
-    name = "torch's DataLoader" if kind is torch_data.DataLoader else kind.__name__
-    return name if dataset is None else f"{name} over {type(dataset).__name__}"
 
 
 def too_little(key: str, message: str, fix: str = "use more data") -> DataError:

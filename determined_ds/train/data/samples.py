@@ -24,11 +24,12 @@ from determined_ds.config.layout import Batch
 from determined_ds.errors import DataError, Problem
 from determined_ds.train.data.loaders import drawn_for, too_little, with_batch_sampler
 from determined_ds.train.data.seeds import mixed_seed, seed_everything
-from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, start_of
+from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, takes
 from determined_ds.trial.returned import refused
 from determined_ds.trial.stream_loader import StreamLoader
 
 METHOD = "build_training_data_loader"
+Note = Callable[[str], None]  # shows a line
 APART = "apart"  # in the position of data that has one on each replica
 # Batches of a stream that are read ahead, to ask the other ranks less often whether they have any.
 AHEAD = 4
@@ -65,14 +66,7 @@ class TrainingData:
         self._found = dict(state_dict)
 
     def open(
-        self,
-        loader: Any,
-        *,
-        batch: Batch,
-        replica: int,
-        seed: int,
-        start_batch: int,
-        note: Callable[[str], None] = print,
+        self, loader: Any, note: Note, *, batch: Batch, replica: int, seed: int, start_batch: int
     ) -> None:
         """Begin to read a replica's share of what ``build_loader`` returned, after ``start_batch`` global batches."""
         batches: Any = loader.batch_sampler if isinstance(loader, pytorch.DataLoader) else loader
@@ -88,8 +82,10 @@ class TrainingData:
             per_batch = batch.micro_batch_size * batch.accumulation * replicas
             self.batches_per_epoch = _whole_batches(loader.length(), "samples", per_batch)
             place = self._found or {"samples": start_batch * per_batch}
-            if skip := start_of(loader, place)[1]:
-                skips = f"reading and skipping {skip:,} samples, to resume after batch {start_batch}"
+            if place["samples"] and not takes(loader, place):
+                skips = (
+                    f"reading and skipping {place['samples']:,} samples, to resume after batch {start_batch}"
+                )
                 note(f"data        {loader.name} has no state_dict: {skips}")
             if (readers := max(1, loader.num_workers) * replicas) >= MANY_READERS:
                 note(
@@ -97,9 +93,8 @@ class TrainingData:
                     "  fix: give each replica a part (dataset.shard, or its files) with sharded=True; or use fewer "
                     "workers, and do the work on a sample in collate_fn, which sees only those that are kept"
                 )
-            stream = ReplicaStream(
-                loader=loader, batch=batch, replica=replica, seed=seed, start_batch=start_batch, place=place
-            )
+            split = (replica, batch.replicas, batch.accumulation)
+            stream = ReplicaStream(loader, seed, *split, start_batch=start_batch, place=place)
             self.apart = (loader.name, False) if loader.sharded else None
             position = [pickle.dumps(place)]
             self.place = lambda: dict(pickle.loads(position[0]))
@@ -220,11 +215,7 @@ class Share:
             self.sizes = [len(samples) for samples in own]
             self._loader = with_batch_sampler(loader, own or everything[:1], 0)
         elif self._is_stream:
-            size = loader.batch_size
-            row = Batch(
-                global_batch_size=size * replicas, replicas=replicas, accumulation=1, micro_batch_size=size
-            )
-            self._loader = ReplicaStream(loader=loader, batch=row, replica=replica, seed=seed).reader(seed)
+            self._loader = ReplicaStream(loader, seed, replica, replicas).reader(seed)
 
     def made(self) -> Iterator[Made]:
         """The batches of a pass, with their samples; a replica that has none gets one of another, with 0 samples."""

@@ -23,7 +23,6 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils._pytree import tree_leaves
 
-from determined_ds.config.layout import Batch
 from determined_ds.errors import DataError, Problem
 from determined_ds.train.data.loaders import has_state, start_worker, too_little
 from determined_ds.train.data.seeds import mixed_seed, rng_state, seed_everything, set_rng_state
@@ -49,20 +48,12 @@ class Made(NamedTuple):
     place: bytes | None = None  # after the micro-batch, pickled, only between two batches
 
 
-def start_of(loader: StreamLoader, place: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Where reading begins to get to a position, and how many samples are read and skipped from there.
-
-    A dataset with ``set_epoch`` can begin with any pass; without it, a pass may depend on those before.
-    """
-    if has_state(loader.dataset) and "state" in place:
-        return dict(place), 0
-    if hasattr(loader.dataset, "set_epoch") and "of_pass" in place:
-        before = place["samples"] - place["of_pass"]
-        return {"samples": before, "pass": place["pass"], "of_pass": 0}, place["of_pass"]
-    return {"samples": 0, "pass": 0, "of_pass": 0}, place.get("samples", 0)
+def takes(loader: StreamLoader, place: Mapping[str, Any]) -> bool:
+    """Whether the dataset can begin at a position; otherwise samples are read and skipped up to it."""
+    return has_state(loader.dataset) and "state" in place
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class ReplicaStream(torch_data.IterableDataset[Any]):
     """The micro-batches of one replica; iterated in the rank itself or in each of its workers.
 
@@ -71,23 +62,25 @@ class ReplicaStream(torch_data.IterableDataset[Any]):
     """
 
     loader: StreamLoader
-    batch: Batch
-    replica: int
     seed: int
+    replica: int
+    replicas: int
+    accumulation: int = 1  # rows of a batch
     start_batch: int | None = None  # None: the stream is read to its end, once
     place: Mapping[str, Any] = field(default_factory=dict)  # of the first sample
 
     def __iter__(self) -> Iterator[FirstRow | Made]:
-        info, loader, size = torch_data.get_worker_info(), self.loader, self.batch.micro_batch_size
+        info, loader, size = torch_data.get_worker_info(), self.loader, self.loader.batch_size
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        replica, replicas = (0, 1) if loader.sharded else (self.replica, self.batch.replicas)
-        trains, accumulation, row = self.start_batch is not None, self.batch.accumulation, size * replicas
+        replica, replicas = (0, 1) if loader.sharded else (self.replica, self.replicas)
+        trains, accumulation, row = self.start_batch is not None, self.accumulation, size * replicas
         mine = range(replica * size, (replica + 1) * size)  # of a row
         start = (self.start_batch or 0) * accumulation
-        self._at, skip = start_of(loader, self.place)
+        begins: dict[str, Any] = {"samples": 0, "pass": 0, "of_pass": 0}
+        self._at = dict(self.place) if takes(loader, self.place) else begins
         self._generators: dict[str, Any] = {}
         self._samples = self._passes(row * accumulation if trains else 1, endless=trains)
-        self._take(skip, range(0))
+        self._take(self.place.get("samples", 0) - self._at["samples"], range(0))
         everything, taken = self._take(row, range(row))
         yield FirstRow(loader.name, self.replica, loader.sharded, digest(everything))
         own, padding = everything[mine.start : mine.stop], everything[:size]

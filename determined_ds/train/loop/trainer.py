@@ -521,14 +521,8 @@ class Trainer:
                 message = "is trained and validated on, and keeps one position: a validation would move it"
                 key, fix = type(dataset).__name__, "build the dataset twice, once for each"
                 raise ConfigError(Problem(key=key, message=message, fix=fix, code="stream-shared"))
-            data.open(
-                loader,
-                batch=context.resolved.batch,
-                replica=mpu.data_parallel_rank,
-                seed=seed,
-                start_batch=done,
-                note=note,
-            )
+            batch, replica = context.resolved.batch, mpu.data_parallel_rank
+            data.open(loader, note, batch=batch, replica=replica, seed=seed, start_batch=done)
         here = None if data.batches is None else (data.batches_per_epoch, data.first)
         loading = [rank for rank in context.distributed.allgather(here) if rank is not None]
         check_first_rows([first for _, first in loading], note)
