@@ -71,10 +71,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         hyperparameters: Document | None,
         accelerator: Accelerator,
         run_dir: RunDir,
-        trial_seed: int,
-        exp_conf: dict[str, Any] | None,
-        steps_completed: int = 0,
-        enable_tensorboard_logging: bool = True,
+        **theirs: Any,  # more of Determined's own arguments
     ) -> None:
         self._resolved = resolved
         self.decided_before = resolved if isinstance(resolved, ResolvedConfig) else None
@@ -86,13 +83,10 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
             super().__init__(
                 core_context=core_context,
-                trial_seed=trial_seed,
                 hparams=None,
                 slots_per_trial=core_context.distributed.size,
                 num_gpus=accelerator.num_devices if accelerator.name == "cuda" else 0,
-                exp_conf=exp_conf,
-                steps_completed=steps_completed,
-                enable_tensorboard_logging=enable_tensorboard_logging,
+                **theirs,
             )
         if hyperparameters is not None:
             self._hparams = dict(hyperparameters.data)

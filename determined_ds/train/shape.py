@@ -203,9 +203,6 @@ def _measure(
                 runs.append(run(samples, live))
     except Exception as error:
         return [({}, {})] * parts, _first_line(error).split(". ")[0].rstrip(".")
-    finally:
-        for each in parameters:
-            each.grad = None
     found = []
     for one, two in zip(*runs, strict=True):
         more = {name: max(0, two[name] - one[name]) for name in one}
@@ -218,7 +215,6 @@ def _of_layers(
 ) -> list[Bytes]:
     """What each layer holds in its forward and its backward pass, and hands on."""
     inputs, targets = batch
-    held = _tensors(batch)  # to the end, so that no other storage gets their addresses
     found = list[Bytes]()
     for layer in layers:
         if found:  # as another part's output, whose gradient is sent there
@@ -244,7 +240,6 @@ def _of_layers(
             each.grad = None
         inputs = handed_on
         del outputs, floats, gradients  # before the next layer is measured
-    del held
     return found
 
 
