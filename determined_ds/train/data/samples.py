@@ -81,12 +81,10 @@ class TrainingData:
             replicas = 1 if loader.sharded else batch.replicas  # that read what is read here
             per_batch = batch.micro_batch_size * batch.accumulation * replicas
             self.batches_per_epoch = _whole_batches(loader.length(), "samples", per_batch)
-            place = self._found or {"samples": start_batch * per_batch}
+            place = {"samples": start_batch * per_batch, **self._found}
             if place["samples"] and not takes(loader, place):
-                skips = (
-                    f"reading and skipping {place['samples']:,} samples, to resume after batch {start_batch}"
-                )
-                note(f"data        {loader.name} has no state_dict: {skips}")
+                said = f"data        {loader.name} has no state_dict: reading and skipping {place['samples']:,} samples"
+                note(f"{said}, to resume after batch {start_batch}")
             if (readers := max(1, loader.num_workers) * replicas) >= MANY_READERS:
                 note(
                     f"warning: every sample of {loader.name} is read {readers} times, by each worker of each replica\n"
