@@ -39,6 +39,7 @@ from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.divided import degree_of, is_copy
 from determined_ds.trial.engine import ENGINES, fix_engine
 from determined_ds.trial.pipeline_engine import PlannedEngine
+from determined_ds.trial.returned import refused
 from determined_ds.trial.sequence import DeepSpeedMPU
 
 logger = logging.getLogger("determined_ds")
@@ -182,8 +183,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             ConfigError: one was set before, or it counts other replicas than the engine.
         """
         if self._called_set_mpu:
-            message, fix = "was called twice: a trial has one MPU", "call it once"
-            raise ConfigError(Problem(key="context.wrap_mpu", message=message, fix=fix))
+            raise refused("context.wrap_mpu", "was called twice: a trial has one MPU", "call it once", "mpu")
         self._called_set_mpu, self._mpu = True, mpu
         self._check_mpu()
         return mpu
@@ -207,9 +207,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         if self.engine != engine_name(model):
             message = f"the trial wraps an engine of {engine_name(model)}, which would train instead"
             fix = f"leave {self.engine} out, or make the engine with ReconciledTrial.initialize"
-            raise ConfigError(
-                Problem(key="engine", value=self.engine, message=message, fix=fix, code="engine")
-            )
+            raise refused("engine", message, fix, "engine", value=self.engine)
         chosen, is_own = self._mpu if self._called_set_mpu else None, model in ENGINES
         engine = super().wrap_model_engine(model)
         fix_engine(engine)
@@ -312,8 +310,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         if stated != replicas:
             message = f"the engine averages gradients over {replicas} replica{'s' * (replicas != 1)}"
             fix = "make the unit from engine.mpu, or give the engine the same: deepspeed.initialize(mpu=...)"
-            key, code = "mpu.data_parallel_world_size", "mpu"
-            raise ConfigError(Problem(key=key, value=stated, message=message, fix=fix, code=code))
+            raise refused("mpu.data_parallel_world_size", message, fix, "mpu", value=stated)
 
     def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
         """The metrics of the custom reducers over all ranks, as they can be reported; a collective."""

@@ -18,7 +18,7 @@ from determined import pytorch
 from determined.pytorch import samplers
 from torch.utils import data as torch_data
 
-from determined_ds.errors import DataError, Problem
+from determined_ds.errors import NOT_GIVEN, DataError, Problem
 from determined_ds.rundir.signals import die_with_parent
 from determined_ds.trial.returned import refused
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
@@ -66,9 +66,9 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
     return loader
 
 
-def too_little(key: str, message: str, fix: str = "use more data") -> DataError:
+def too_little(key: str, message: str, fix: str = "use more data", *, value: Any = NOT_GIVEN) -> DataError:
     """The error of data that does not make a batch."""
-    return DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
+    return DataError(Problem(key=key, value=value, message=message, fix=fix, code="too-little-data"))
 
 
 def has_state(part: Any) -> bool:

@@ -21,7 +21,7 @@ from determined import pytorch
 from torch.utils import data as torch_data
 
 from determined_ds.config.layout import Batch
-from determined_ds.errors import DataError, Problem
+from determined_ds.errors import DataError
 from determined_ds.train.data.loaders import drawn_for, too_little, with_batch_sampler
 from determined_ds.train.data.seeds import mixed_seed, seed_everything
 from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, takes
@@ -125,8 +125,7 @@ def _whole_batches(have: int | None, what: str, need: int) -> int | None:
     if have is not None and have < need:
         message = f"the training data has {have} {what}, less than one global batch of {need}"
         fix = f"use more data, or a global batch of at most {have} {what}" if have else "use more data"
-        key = "hyperparameters.global_batch_size"
-        raise DataError(Problem(key=key, value=need, message=message, fix=fix, code="too-little-data"))
+        raise too_little("hyperparameters.global_batch_size", message, fix, value=need)
     return None if have is None else have // need
 
 
