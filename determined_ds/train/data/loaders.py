@@ -80,17 +80,17 @@ def has_state(part: Any) -> bool:
 def drawn_for(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
     """What a sampler draws in here is the same on every rank, and again on every resume.
 
-    Seeds torch's global generator, and the generator of the sampler or of one that it batches, as torch's have.
+    Seeds torch's global generator, and the generator of the sampler and of those that it wraps, as torch's have.
     """
     epoch_seed = (seed * 1_000_003 + epoch) % 2**63
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(epoch_seed)
-        inner: Any = getattr(sampler, "sampler", None)
-        for each in (sampler, inner):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
-            if isinstance(own := getattr(each, "generator", None), torch.Generator):
+        while sampler is not None:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+            if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
                 own.manual_seed(epoch_seed)
+            sampler = getattr(sampler, "sampler", None)
         yield
 
 

@@ -252,7 +252,7 @@ class Calls:
         self.weights: list[int] = []
         self.firsts: list[FirstRow | None] = []
         self._share, self._distributed, self._at_most = share, distributed, at_most
-        self._made: Iterator[Made] = iter(()) if share is None else share.made()
+        self._read = self._made = iter(()) if share is None else share.made()
         self._padding: Any = None
         # Of the next batches: samples on each rank. All of them at once, where the sizes are known.
         self._rows = deque(itertools.zip_longest(*sizes or (), fillvalue=0))
@@ -261,11 +261,11 @@ class Calls:
     def next_call(self) -> int:
         """Micro-batches that the next call takes; 0 at the end. May be a collective."""
         if not self._rows and not self._are_all:
-            ahead = list(itertools.islice(self._made, max(AHEAD, self._at_most)))
+            ahead = list(itertools.islice(self._read, max(AHEAD, self._at_most)))
             if ahead and self._padding is None:
                 self._padding = ahead[0].batch
             own = [made for made in ahead if made.samples]
-            self._made = itertools.chain(own, self._made)
+            self._made = iter(own)
             first = self._share and self._share.first
             ranks = self._distributed.allgather(([made.samples for made in own], first))
             self.firsts = [first for _, first in ranks]
