@@ -30,7 +30,7 @@ from determined_ds.errors import CheckpointError, ConfigError, TrainingError
 from determined_ds.rundir.signals import HEART
 from determined_ds.train.context import MADE
 from determined_ds.train.data.loaders import drawn_for, has_state, with_batch_sampler
-from determined_ds.train.data.samples import Share
+from determined_ds.train.data.samples import Share, whole_batches
 from determined_ds.train.group.process_group import all_ranks_come
 from determined_ds.train.loop.metrics import MetricSums
 from determined_ds.train.loop.stopping import Due
@@ -40,7 +40,6 @@ from determined_ds.train.opening import open_context
 from determined_ds.train.rank import here
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.returned import described, refused
-from determined_ds.trial.stream_loader import StreamLoader
 
 logger = logging.getLogger("determined_ds")
 # What a trial writes, or det-ds run takes -> what a script does.
@@ -582,14 +581,9 @@ class Script(ReconciledTrial):
     @property
     def length(self) -> int | None:
         """Micro-batches of this rank in a pass over the training data; None where it has no length."""
-        loader, batch = self.build_training_data_loader(), self.context.resolved.batch
-        if isinstance(loader, StreamLoader):
-            have, need = loader.length(), batch.global_batch_size // (batch.replicas if loader.sharded else 1)
-        elif type(loader.batch_sampler) is torch_data.BatchSampler:
-            have, need = len(loader.batch_sampler.sampler), batch.global_batch_size  # type: ignore[arg-type]
-        else:
-            have, need = len(loader.batch_sampler), batch.accumulation * batch.replicas
-        return None if have is None else have // need * batch.accumulation
+        batch = self.context.resolved.batch
+        steps = whole_batches(self.build_training_data_loader(), batch)
+        return None if steps is None else steps * batch.accumulation
 
     def add(self, metrics: Mapping[str, Any], weight: float) -> None:
         """Add what a rank reports of a validation; ``weight``: samples that the values are means over."""

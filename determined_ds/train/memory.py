@@ -48,9 +48,7 @@ def watch(engine: Any, found: Callable[[int], None]) -> Callable[[], None]:
             held += getattr(zero, name, ())
         held.append(getattr(zero, "grad_partitions_flat_buffer", None))
         storages = [each.untyped_storage() for each in held if hasattr(each, "untyped_storage")]
-        found(
-            sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-        )  # each counts once
+        found(sum({each.data_ptr(): each.nbytes() for each in storages}.values()))  # each counts once
 
     hooks = contextlib.ExitStack()
     hooks.callback(base_optimizer(engine).register_step_pre_hook(look).remove)

@@ -25,7 +25,7 @@ from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.memory.model import LayerShape, MeasuredActivations, ModelShape, PartBytes
 from determined_ds.pipe.partition import MEASURED
-from determined_ds.train.bare_trial import SAY_SIZE, Layer, bare_trial, chain_of, inside, trial_class
+from determined_ds.train.bare_trial import SAY_SIZE, bare_trial, chain_of, inside, trial_class
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Hyperparameters that change neither a model nor its samples.
@@ -158,9 +158,7 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
         num_heads=size("num_attention_heads", "n_head", "num_heads"),
         vocab_size=size("vocab_size"),
         sequence_length=trial.tokens_per_sample() or 0,
-        largest_layer_parameters=max(
-            sum(p.numel() for p in each.parameters(False)) for each in model.modules()
-        ),
+        largest_layer_parameters=max(_counts(each, False)["num_parameters"] for each in model.modules()),
         num_expert_parameters=sum(p.numel() for name, p in model.named_parameters() if ".experts." in name),
         assumptions=tuple(assumptions),
         **counts,
@@ -168,8 +166,8 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
     )
 
 
-def _counts(model: Any) -> dict[str, Any]:
-    parameters = list(model.parameters())
+def _counts(model: Any, recurse: bool = True) -> dict[str, Any]:
+    parameters = list(model.parameters(recurse))
     trained = sum(each.numel() for each in parameters if each.requires_grad)
     return {"num_parameters": sum(map(torch.numel, parameters)), "num_trainable_parameters": trained}
 
@@ -210,9 +208,7 @@ def _measure(
     return found, ""
 
 
-def _of_layers(
-    layers: Sequence[Layer], batch: Any, loss: Callable[[Any, Any], Any], live: _LiveBytes
-) -> list[Bytes]:
+def _of_layers(layers: list[Any], batch: Any, loss: Callable[..., Any], live: _LiveBytes) -> list[Bytes]:
     """What each layer holds in its forward and its backward pass, and hands on."""
     inputs, targets = batch
     found = list[Bytes]()

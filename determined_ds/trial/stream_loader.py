@@ -67,16 +67,17 @@ class StreamLoader:
         """The dataset, for messages."""
         return str(getattr(self.dataset, "__qualname__", type(self.dataset).__name__))
 
-    def length(self) -> int | None:
-        """Samples of a pass: ``len(dataset)``; None where it has none."""
-        try:
-            return len(self.dataset)
-        except (TypeError, NotImplementedError, AttributeError):
-            return None
-
     def open(self) -> Iterator[Any]:
         """Begin a pass over the dataset. Returns an iterator over samples."""
         return iter(self.dataset if hasattr(self.dataset, "__iter__") else self.dataset())
+
+
+def length_of(data: Any) -> int | None:
+    """The ``len()`` of a dataset or a loader; None where it has none."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
 
 
 def is_stream(dataset: Any) -> bool:

@@ -26,7 +26,7 @@ from determined_ds.train.data.loaders import drawn_for, too_little, with_batch_s
 from determined_ds.train.data.seeds import mixed_seed, seed_everything
 from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, takes
 from determined_ds.trial.returned import refused
-from determined_ds.trial.stream_loader import StreamLoader
+from determined_ds.trial.stream_loader import StreamLoader, length_of
 
 METHOD = "build_training_data_loader"
 Note = Callable[[str], None]  # shows a line
@@ -65,22 +65,15 @@ class TrainingData:
         """Have :meth:`open` continue from a position."""
         self._found = dict(state_dict)
 
-    def open(
-        self, loader: Any, note: Note, *, batch: Batch, replica: int, seed: int, start_batch: int
-    ) -> None:
+    def open(self, loader: Any, note: Note, batch: Batch, replica: int, seed: int, start_batch: int) -> None:
         """Begin to read a replica's share of what ``build_loader`` returned, after ``start_batch`` global batches."""
-        batches: Any = loader.batch_sampler if isinstance(loader, pytorch.DataLoader) else loader
-        is_sized = isinstance(loader, StreamLoader) or type(batches) is torch_data.BatchSampler
-        if is_sized and batches.batch_size != batch.micro_batch_size:
-            message = f"the data loader's batch_size is not the micro-batch size {batch.micro_batch_size}"
-            fix = "use self.training_loader(dataset), or batch_size=context.get_train_micro_batch_size_per_gpu()"
-            raise refused(METHOD, message, fix, "loader-batch-size", value=batches.batch_size)
+        self.batches_per_epoch = whole_batches(loader, batch)
         if isinstance(loader, pytorch.DataLoader):
-            self.batches, self.batches_per_epoch = _indexed(loader, batch, replica, seed, start_batch)
+            per_epoch = self.batches_per_epoch or 0
+            self.batches = _indexed(loader, batch, per_epoch, replica, seed, start_batch)
         elif isinstance(loader, StreamLoader):
             replicas = 1 if loader.sharded else batch.replicas  # that read what is read here
             per_batch = batch.micro_batch_size * batch.accumulation * replicas
-            self.batches_per_epoch = _whole_batches(loader.length(), "samples", per_batch)
             place = {"samples": start_batch * per_batch, **self._found}
             if place["samples"] and not takes(loader, place):
                 said = f"data        {loader.name} has no state_dict: reading and skipping {place['samples']:,} samples"
@@ -100,11 +93,6 @@ class TrainingData:
             self.first, made = read(stream.reader(seed + start_batch))
             self.batches = _taken(made, position)
         else:
-            try:
-                length = len(loader)
-            except (TypeError, NotImplementedError):
-                length = None
-            self.batches_per_epoch = _whole_batches(length, "micro-batches", batch.accumulation)
             self.batches = _again_and_again(loader)
             for _ in range(start_batch * batch.accumulation):
                 next(self.batches)
@@ -120,8 +108,24 @@ def _taken(stream: Iterator[Made], position: list[bytes]) -> Iterator[Any]:
         yield made.batch
 
 
-def _whole_batches(have: int | None, what: str, need: int) -> int | None:
-    """Global batches in an epoch of so many samples or micro-batches; None where that is not known."""
+def whole_batches(loader: Any, batch: Batch) -> int | None:
+    """Global batches in a pass over training data; None where that is not known.
+
+    Refuses other micro-batches, and less than a global batch.
+    """
+    batches: Any = loader.batch_sampler if isinstance(loader, pytorch.DataLoader) else loader
+    is_stream, is_indexed = isinstance(loader, StreamLoader), batches is not loader
+    data, what, need = batches, "micro-batches", batch.accumulation
+    if is_stream or type(batches) is torch_data.BatchSampler:
+        if batches.batch_size != batch.micro_batch_size:
+            message = f"the data loader's batch_size is not the micro-batch size {batch.micro_batch_size}"
+            fix = "use self.training_loader(dataset), or batch_size=context.get_train_micro_batch_size_per_gpu()"
+            raise refused(METHOD, message, fix, "loader-batch-size", value=batches.batch_size)
+        data, what = loader.dataset if is_stream else batches.sampler, "samples"
+        need *= batch.micro_batch_size
+    if is_indexed or (is_stream and not loader.sharded):
+        need *= batch.replicas
+    have = len(data) if is_indexed else length_of(data)
     if have is not None and have < need:
         message = f"the training data has {have} {what}, less than one global batch of {need}"
         fix = f"use more data, or a global batch of at most {have} {what}" if have else "use more data"
@@ -130,14 +134,11 @@ def _whole_batches(have: int | None, what: str, need: int) -> int | None:
 
 
 def _indexed(
-    loader: pytorch.DataLoader, batch: Batch, replica: int, seed: int, start_batch: int
-) -> tuple[Iterator[Any], int]:
+    loader: Any, batch: Batch, per_epoch: int, replica: int, seed: int, start_batch: int
+) -> Iterator[Any]:
     """Data with an index: of the micro-batches of the global stream, every ``replicas``-th is this replica's."""
     batches: Any = loader.batch_sampler
     per_step, is_cut = batch.accumulation * batch.replicas, type(batches) is torch_data.BatchSampler
-    # A batch sampler of its own yields whole micro-batches.
-    have, what = (len(batches.sampler), "samples") if is_cut else (len(batches), "micro-batches")
-    per_epoch = _whole_batches(have, what, per_step * (batch.micro_batch_size if is_cut else 1)) or 0
 
     def micro_batches() -> Iterator[Any]:
         epoch, first = divmod(start_batch, per_epoch)
@@ -145,11 +146,8 @@ def _indexed(
             with drawn_for(batches, seed, epoch):
                 order = list(itertools.islice(batches, per_epoch * per_step))
             if len(order) < per_epoch * per_step or (is_cut and len(order[-1]) < batch.micro_batch_size):
-                kind, fix = (
-                    type(batches.sampler if is_cut else batches).__name__,
-                    "have __len__ return what it yields",
-                )
-                raise too_little(METHOD, f"the sampler {kind} yielded less in an epoch than its len()", fix)
+                said = f"{type(batches.sampler if is_cut else batches).__name__} yields less than its len() in an epoch"
+                raise too_little(METHOD, said, "have __len__ return what it yields")
             yield from order[first * per_step + replica :: batch.replicas]
             epoch, first = epoch + 1, 0
 
@@ -158,7 +156,7 @@ def _indexed(
         numbered = enumerate(indices, start_batch * batch.accumulation)
         indices = ((mixed_seed(seed, replica, number), list(each)) for number, each in numbered)
         dataset = SeededDataset(loader.dataset)
-    return iter(with_batch_sampler(loader, indices, seed + start_batch, dataset)), per_epoch
+    return iter(with_batch_sampler(loader, indices, seed + start_batch, dataset))
 
 
 class SeededDataset(torch_data.Dataset[Any]):

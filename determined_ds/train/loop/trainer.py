@@ -359,10 +359,8 @@ class Trainer:
             did = f"stopped after {rest} of {accumulation} micro-batches"
             fix = "call engine.step() once for each of them, or leave out context.disable_auto_grad_accumulation()"
         elif self._steps_before == [engine.global_steps for engine in context.models]:
-            did, fix = (
-                "trained nothing: no engine made a step",
-                "call engine.backward(loss) and engine.step()",
-            )
+            did = "trained nothing: no engine made a step"
+            fix = "call engine.backward(loss) and engine.step()"
         if did:
             raise failed(trial, METHODS[0], None, f"{accumulation} in a step, one a call", fix, did=did)
         return found
@@ -412,7 +410,7 @@ class Trainer:
             at = [str(rank) for rank, batch in enumerate(first_bad) if batch == first]
             ranks = f"rank{'s' * (len(at) > 1)} {', '.join(at)}"
             advice = (
-                "Lower the learning rate, warm up longer, clip gradients, or check the data of that batch"
+                "Lower the learning rate, warm up longer, clip gradients, or check the data of this batch"
             )
             self._end_not_finite(f"the loss was not finite at batch {first:.0f}, on {ranks}", advice)
 
