@@ -246,12 +246,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         made = {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
         made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
         made |= {"global_batch_size": ds.data["train_batch_size"], "zero_stage": made["zero_stage"] or 0}
-        fix = "leave it out, or initialize the engine with config=context.resolved.ds_config"
-        wrong = {
-            name: (f"has {shown(value)}", fix)
-            for name, value in made.items()
-            if given.get(name) not in (None, AUTO, value)
-        }
+        differs = [name for name, value in made.items() if given.get(name) not in (None, AUTO, value)]
+        wrong = {name: f"has {shown(made[name])}" for name in differs}
         if not is_piped or engine.num_stages > 1:  # else there is nothing to order or divide
             is_planned, schedule = isinstance(engine, PlannedEngine), given.get("pipe_schedule")
             is_within = is_piped and engine.grid.topology().get_axis_names()[0] == "data"
@@ -261,12 +257,12 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
                 "pipe_within_machine": bool(given.get("pipe_within_machine")) and not is_within,
                 "partition_method": given.get("partition_method") == MEASURED and not is_divided,
             }
-            said = "was made without it: a PipelineTrial reads it"
-            instead = "leave it out, or subclass determined_ds.PipelineTrial"
-            wrong |= {name: (said, instead) for name in unread if unread[name]}
+            without = "was made without it, which a determined_ds.PipelineTrial reads"
+            wrong |= {name: without for name in unread if unread[name]}
+        fix = "leave it out, or initialize the engine with config=context.resolved.ds_config"
         problems = [
-            hyperparameters.problem((name,), f"{MADE} {said}", mend, "engine-config")
-            for name, (said, mend) in wrong.items()
+            hyperparameters.problem((name,), f"{MADE} {said}", fix, "engine-config")
+            for name, said in wrong.items()
         ]
         stated = before.stated.data if before and given.get("deepspeed_config") is not None else {}
         if before and stated and layout == before.topology:
