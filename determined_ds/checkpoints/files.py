@@ -256,8 +256,8 @@ def written_by(path: Path) -> Mapping[str, Any]:
 
     Returns:
         ``ranks``, ``replicas``, ``micro_batch_size``, ``engine`` (``deepspeed`` or ``ddp``); ``own_layout``: why only
-        the same layout can read it, or None; ``data_apart``: of data that gives each replica samples of its own and has
-        a position in them, its name, and whether the position depends on the size of micro-batches too; or None.
+        the same layout can read it, or None; ``data_apart``: the name of a stream that gives each replica
+        samples of its own; or None.
     """
     found = read_object(path / LOAD_DATA).get("written_by")
     return found if isinstance(found, dict) else {}
@@ -276,21 +276,13 @@ def elastic_refusal(path: Path) -> str | None:
     return None if indexed else "DeepSpeed wrote it in its own layout"
 
 
-def data_refusal(written: Mapping[str, Any], *, replicas: int, micro_batch_size: int) -> str | None:
-    """Why ranks cannot take over a position in the training data; None where they can.
-
-    Args:
-        written: By whom, as of :func:`written_by`.
-        replicas: Now.
-        micro_batch_size: Now.
-    """
-    data, now = written.get("data_apart"), (replicas, micro_batch_size)
-    then = (written.get("replicas", replicas), written.get("micro_batch_size", micro_batch_size))
-    if data is None or then == now or (then[0] == now[0] and not data[1]):
+def data_refusal(written: Mapping[str, Any], *, replicas: int) -> str | None:
+    """Why so many replicas cannot take over a position in the training data; ``written`` as of :func:`written_by`."""
+    name, then = written.get("data_apart"), written.get("replicas", replicas)
+    if name is None or then == replicas:
         return None
-    was, by = (f"{replicas} x {size}" for replicas, size in (then, now))
     return (
-        f"{data[0]} gives each replica its own samples: replicas x micro-batch were {was}, and are {by} now"
+        f"{name} gives each replica its own samples: there were {then} replicas, and there are {replicas} now"
     )
 
 

@@ -242,6 +242,6 @@ class RankParts:
     def _position(self, then: RankPlace, position: Mapping[str, Any] | None) -> dict[str, Any]:
         """The position in the training data that a rank had, if these ranks can go on with it."""
         here, written = self.here, {**vars(then), "data_apart": (position or {}).get(APART)}
-        if reason := data_refusal(written, replicas=here.replicas, micro_batch_size=here.micro_batch_size):
+        if reason := data_refusal(written, replicas=here.replicas):
             raise CheckpointError(f"{reason}\n  fix: {DATA_FIX}")
         return dict(position or {})

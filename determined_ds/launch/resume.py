@@ -196,8 +196,7 @@ def _changes(start: Start, origin: Checkpoint, experiment: Experiment, resolved:
     )
     problems = [*changes.problems]
     if start.checkpoint is not None:  # training data whose position other replicas cannot take over
-        batch, written = resolved.batch, written_by(origin.path)
-        reason = data_refusal(written, replicas=batch.replicas, micro_batch_size=batch.micro_batch_size)
+        reason = data_refusal(written_by(origin.path), replicas=resolved.batch.replicas)
         if reason is not None:
             value, code = origin.uuid, "data-apart"
             problems.append(Problem(key="--resume", value=value, message=reason, fix=DATA_FIX, code=code))

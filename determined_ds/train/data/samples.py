@@ -44,8 +44,7 @@ class TrainingData:
         batches_per_epoch: Global batches; None where that is not known.
         first: What was read first, of a stream.
         place: The position after what training has taken; None where the number of batches says all.
-        apart: Of a stream that gives each replica samples of its own: its name, and whether the position depends on
-            the size of micro-batches too.
+        apart: The name of a stream that gives each replica samples of its own.
     """
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class TrainingData:
         self.batches_per_epoch: int | None = None
         self.first: FirstRow | None = None
         self.place: Callable[[], dict[str, Any]] | None = None
-        self.apart: tuple[str, bool] | None = None
+        self.apart: str | None = None
         self._found: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,7 +85,7 @@ class TrainingData:
                 )
             split = (replica, batch.replicas, batch.accumulation)
             stream = ReplicaStream(loader, seed, *split, start_batch=start_batch, place=place)
-            self.apart = (loader.name, False) if loader.sharded else None
+            self.apart = loader.name if loader.sharded else None
             position = [pickle.dumps(place)]
             self.place = lambda: dict(pickle.loads(position[0]))
             # Without workers, collate_fn runs, and draws random numbers, only when training takes what it makes.
