@@ -416,9 +416,8 @@ class Session:
             stated, training = of_hyperparameters(context.resolved.fit), Trainer(self._script, context)
             fit = replace(stated, validation_period=None, step_zero_validation=False)
             if fit != stated and self.rank == 0:
-                logger.warning(
-                    "warning: in a session the script validates: fit.validation_period has no effect"
-                )
+                names = "fit.validation_period and fit.step_zero_validation"
+                logger.warning("warning: %s have no effect in a session, whose script validates", names)
             is_test = run is not None and run.test
             training.prepare(fit, test_mode=is_test, validator=self._script, source="s.report")
         self._stack.enter_context(training.closing)
@@ -525,9 +524,7 @@ class Session:
         if not self._is_open:
             if self._script.loader is not None and not self._start:
                 said = "nothing was trained: the loader of s.loader was not iterated"
-                raise TrainingError(
-                    f"{said}\n  fix: write for batch in loader: ..., with what s.loader returned"
-                )
+                raise TrainingError(f"{said}\n  fix: write for batch in loader: ... in the script")
             return
         if self._before is not None and (self._taken < self._accumulation or self._before == self._counted()):
             # The last whole step is reported and saved, unless a stream's position is after what was taken.
