@@ -364,16 +364,16 @@ def training_data(
 
 def built_seed(seed: int, layer: int) -> int:
     """The seed under which a pipeline builds a layer; copies of a tied one are built as the first."""
-    from determined_ds.trial.pipeline_module import built_seed
+    from determined_ds.trial.pipeline_module import seed_of
 
-    return built_seed(seed, layer)
+    return seed_of(seed, layer)
 
 
 def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int) -> int:
     """The seed of a pipeline's layer in a forward pass of training, all counted from 0; ``seed`` is the trial's."""
-    from determined_ds.trial.pipeline_module import layer_seed
+    from determined_ds.trial.pipeline_module import seed_of
 
-    return layer_seed(seed, replica, step, micro_batch, layer)
+    return seed_of(seed, replica, step, micro_batch, layer)
 
 
 def ending_of(error: BaseException, *, trained: bool = False) -> tuple[int, str]:

@@ -54,13 +54,7 @@ class Pipeline:
         return part % self.ranks
 
     def orders(self) -> list[list[Op]]:
-        """What each rank computes, in order.
-
-        Raises:
-            ValueError: there is no such order, see :meth:`problem`.
-        """
-        if problem := self.problem():
-            raise ValueError(problem)
+        """What each rank computes, in order, where there is no :meth:`problem`."""
         return [list(_ORDERS[self.schedule](self, rank)) for rank in range(self.ranks)]
 
     def forward_orders(self) -> list[list[Op]]:
@@ -81,10 +75,6 @@ class Pipeline:
         if self.schedule == INTERLEAVED and chunks > 1 and micro_batches % ranks:
             return f"{chunks} chunks need a multiple of {ranks} micro-batches, not {micro_batches}"
         return ""
-
-
-def _gpipe(pipe: Pipeline, rank: int) -> Iterator[Op]:
-    return (Op(kind, rank, batch) for kind in (FORWARD, BACKWARD) for batch in range(pipe.micro_batches))
 
 
 def _one_f_one_b(pipe: Pipeline, rank: int) -> Iterator[Op]:
@@ -158,7 +148,9 @@ _ORDERS: dict[str, Callable[[Pipeline, int], Iterator[Op]]] = {
     INTERLEAVED: _one_f_one_b,
     DUALPIPEV: _dualpipev,
     ZB_H1: _zb_h1,
-    GPIPE: _gpipe,
+    GPIPE: lambda pipe, rank: (
+        Op(kind, rank, batch) for kind in (FORWARD, BACKWARD) for batch in range(pipe.micro_batches)
+    ),
 }
 SCHEDULES = tuple(_ORDERS)
 

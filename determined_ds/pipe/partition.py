@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from determined_ds.pipe.orders import FORWARD, INPUT, WEIGHT, Op, Pipeline
+from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import timeline
 
 PARAMETERS, UNIFORM, MEASURED, BY_TYPE = "parameters", "uniform", "measured", "type:"
@@ -69,7 +69,6 @@ def evenest(costs: Sequence[float], parts: int) -> Bounds:
         costs: Of each layer, >= 0.
         parts: From 1 to the number of layers.
     """
-    assert 1 <= parts <= len(costs), (parts, costs)
     sums = [0.0, *itertools.accumulate(costs)]
     cuts: dict[int, tuple[float, Bounds]] = {0: (0.0, (0,))}  # of so many layers: the dearest part, the cut
     for part in range(1, parts + 1):
@@ -87,11 +86,8 @@ def evenest(costs: Sequence[float], parts: int) -> Bounds:
 def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
     """The cut of measured layers whose simulated step is shortest, found from the evenest one by moving bounds.
 
-    Sending takes no time, and the two halves of a backward pass in two are assumed to take equally long.
-
-    Args:
-        layers: At least as many as the pipeline has parts.
-        pipe: The schedule.
+    Sending takes no time, and the two halves of a backward pass in two are assumed to take equally long. There are
+    at least as many layers as the pipeline has parts.
     """
     few = replace(pipe, micro_batches=min(pipe.micro_batches, SIMULATED * pipe.ranks))
 
@@ -99,14 +95,10 @@ def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
         cuts = [layers[a:b] for a, b in itertools.pairwise(bounds)]
         forward = [sum(each.forward_s for each in part) for part in cuts]
         backward = [sum(each.backward_s for each in part) for part in cuts]
-
-        def cost(op: Op) -> float:
-            if op.kind == FORWARD:
-                return forward[op.part]
-            return backward[op.part] / (2 if op.kind in (INPUT, WEIGHT) else 1)
-
-        slowest = max(map(sum, zip(forward, backward, strict=True)))
-        return max(spans[-1].end for spans in timeline(few, cost)), slowest, bounds
+        halves = [each / 2 for each in backward]
+        seconds = {FORWARD: forward, BACKWARD: backward, INPUT: halves, WEIGHT: halves}
+        spans = timeline(few, lambda op: seconds[op.kind][op.part])
+        return max(own[-1].end for own in spans), max(map(sum, zip(forward, backward, strict=True))), bounds
 
     best = rated(evenest([layer.seconds for layer in layers], pipe.parts))
     moves = [(index, by) for index in range(1, pipe.parts) for by in (-1, 1)]
@@ -114,9 +106,7 @@ def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
         beside = []
         for number in (1, 2) if pipe.parts - 1 <= FEW_BOUNDS else (1,):
             for chosen in itertools.combinations(moves, number):
-                moved = list(best[2])
-                for index, by in chosen:
-                    moved[index] += by
+                moved = [bound + sum(by for at, by in chosen if at == i) for i, bound in enumerate(best[2])]
                 if all(a < b for a, b in itertools.pairwise(moved)):
                     beside.append(rated(tuple(moved)))
         found = min(beside, default=best)
@@ -133,11 +123,6 @@ class Partition:
     layers: tuple[LayerTime, ...]
     bounds: Bounds
 
-    def is_of(self, names: Sequence[str], pipe: Pipeline) -> bool:
-        """Whether it is a partition of layers of these names into the parts of a pipeline."""
-        own = [layer.name for layer in self.layers], replace(self.pipe, micro_batches=pipe.micro_batches)
-        return own == (list(names), pipe)
-
     def text(self) -> str:
         """As a file holds it."""
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -151,9 +136,11 @@ class Partition:
         return f"{sizes} layers by their measured times; a micro-batch takes {slowest:.1f} ms on the slowest rank"
 
 
-def read_partition(text: str) -> Partition | None:
-    """What a file holds; None where it is of another kind."""
+def read_partition(text: str, names: Sequence[str], pipe: Pipeline) -> Partition | None:
+    """What a file holds; None where that is no partition of layers of these names into the parts of a pipeline."""
     try:
-        return TypeAdapter(Partition).validate_json(text)
+        found = TypeAdapter(Partition).validate_json(text)
     except ValidationError:
         return None
+    own = [layer.name for layer in found.layers], replace(found.pipe, micro_batches=pipe.micro_batches)
+    return found if own == (list(names), pipe) else None

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from determined_ds.pipe.orders import BACKWARD, DUALPIPEV, FORWARD, INPUT, WEIGHT, ZB_H1, Op, Pipeline
@@ -29,21 +30,15 @@ class Span:
 def timeline(
     pipe: Pipeline, cost: Callable[[Op], float] | None = None, orders: Sequence[Sequence[Op]] | None = None
 ) -> list[list[Span]]:
-    """When passes run, where each starts as soon as its rank is free and its inputs are there; sending takes no time.
+    """The passes of each rank, each as soon as its rank is free and its inputs are there; sending takes no time.
 
     Args:
         pipe: The schedule.
         cost: Returns how long a pass takes; by default as in :data:`UNITS`.
         orders: Of the ranks; by default those of the schedule.
-
-    Returns:
-        The passes of each rank, in order.
-
-    Raises:
-        ValueError: ranks would wait for each other forever.
     """
     takes = cost or (lambda op: UNITS[op.kind])
-    left = [list(reversed(order)) for order in (orders if orders is not None else pipe.orders())]
+    left = [list(reversed(order)) for order in (orders or pipe.orders())]
     spans: list[list[Span]] = [[] for _ in left]
 
     def awaited(op: Op) -> list[Op]:
@@ -67,9 +62,7 @@ def timeline(
                 if op.kind == INPUT:  # what a rank before waits for
                     ended[op._replace(kind=BACKWARD)] = ended[op]
                 spans[rank].append(Span(op=op, start=start, end=ended[op]))
-        if len(ended) == before:
-            waiting = ", ".join(f"{ops[-1]}" for ops in left if ops)
-            raise ValueError(f"the ranks of {pipe} wait for each other: {waiting}")
+        assert len(ended) > before, f"the ranks of {pipe} wait for each other"
     return spans
 
 
@@ -84,22 +77,14 @@ def bubble(spans: Sequence[Sequence[Span]]) -> float:
 def counted_bubble(pipe: Pipeline) -> float:
     """The bubble of a schedule by itself: its passes in :data:`UNITS`, parts alike, messages in no time.
 
-    Of p ranks and m micro-batches, beside the time of all passes on one rank, ranks wait
+    Of p ranks and m micro-batches, ranks wait beside the time of all passes on one rank
 
-    =================  ===============================================================================================
-    ``gpipe, 1f1b``    (p-1)/m of it. arXiv:1811.06965, section 2.3; arXiv:2104.04473, section 2.2.1
-    ``interleaved``    (p-1)/(V m) of it, with V chunks. arXiv:2104.04473, section 2.2.2
-    ``zb-h1``          (p-1)(F+I-W), a third of 1F1B's (p-1)(F+I+W), for m >= p. arXiv:2401.10241, section 2.3. Of fewer
-                       micro-batches there are too few weight passes to fill the gaps: (p-m) W more
-    ``dualpipev``      2(p-1)B - F, where B = 2F, of passes through one chunk. Its authors state (p-1)(F&B+B-3W) for
-                       forward and backward passes that overlap and late weight gradients, which DeepSpeed's lacks
-    =================  ===============================================================================================
+    - in ``gpipe`` and ``1f1b`` (p-1)/m of it. arXiv:1811.06965, section 2.3; arXiv:2104.04473, section 2.2.1;
+    - in ``interleaved`` (p-1)/(V m) of it, with V chunks. arXiv:2104.04473, section 2.2.2;
+    - in ``zb-h1`` (p-1)(F+I-W), for m >= p; of fewer micro-batches (p-m) W more. arXiv:2401.10241, section 2.3;
+    - in ``dualpipev`` 2(p-1)B - F, where B = 2F. Its authors' late weight gradients are not in DeepSpeed's.
 
-    and the bubble is that time as a share of both together: (p-1)/(m+p-1) of 1F1B. Counting the passes one by one gives
-    the same to the last bit, and takes seconds for hundreds of ranks.
-
-    Raises:
-        ValueError: there is no such order, see :meth:`Pipeline.problem`.
+    The bubble is that time as a share of both together. Counting passes one by one gives the same to the last bit.
     """
     if problem := pipe.problem():
         raise ValueError(problem)
@@ -111,18 +96,9 @@ def counted_bubble(pipe: Pipeline) -> float:
 
 
 def most_held(pipe: Pipeline) -> list[int]:
-    """The most activations that each rank holds at a time: of one micro-batch in one part each.
-
-    They are held from a forward pass to the end of its backward pass, that for the weights where it has two.
-    """
-    most = []
-    for order in pipe.orders():
-        held = highest = 0
-        for op in order:
-            held += {FORWARD: 1, BACKWARD: -1, WEIGHT: -1}.get(op.kind, 0)
-            highest = max(highest, held)
-        most.append(highest)
-    return most
+    """The most activations that each rank holds at a time: of one micro-batch in one part each."""
+    change = {FORWARD: 1, BACKWARD: -1, INPUT: 0, WEIGHT: -1}
+    return [max(accumulate(change[op.kind] for op in order)) for order in pipe.orders()]
 
 
 # ------------------------------------------------------------------------------------------- recorded
@@ -134,11 +110,6 @@ class RecordedStep:
 
     pipeline: Pipeline  # what ranks were to compute in which order
     spans: tuple[tuple[Span, ...], ...]  # of each rank, as they ran; in seconds from the first start
-
-    @property
-    def bubble(self) -> float:
-        """The share of the ranks' time in which they neither compute nor load, from the first start to the last end."""
-        return bubble(self.spans)
 
     @property
     def seconds(self) -> float:
@@ -159,9 +130,11 @@ def recorded_step(pipe: Pipeline, spans: Sequence[Sequence[Span]]) -> RecordedSt
     if not all(spans):
         return None
     zero = min(own[0].start for own in spans)
-    times = [[(each.op, each.start - zero, each.end - zero) for each in own] for own in spans]
-    moved = [[Span(op=op, start=round(a, DIGITS), end=round(b, DIGITS)) for op, a, b in own] for own in times]
-    return RecordedStep(pipeline=pipe, spans=tuple(map(tuple, moved)))
+
+    def moved(span: Span) -> Span:
+        return Span(op=span.op, start=round(span.start - zero, DIGITS), end=round(span.end - zero, DIGITS))
+
+    return RecordedStep(pipeline=pipe, spans=tuple(tuple(map(moved, own)) for own in spans))
 
 
 # ------------------------------------------------------------------------------------------- messages
@@ -186,15 +159,11 @@ Step = Op | Send | Receive
 
 @lru_cache(maxsize=256)
 def steps(pipe: Pipeline, *, forward_only: bool = False) -> tuple[tuple[Step, ...], ...]:
-    """The passes of each rank with the messages between them.
+    """The passes of each rank, or with ``forward_only`` the forward ones, with the messages between them.
 
     Messages are begun in the order in which the passes that make them end, on the rank that sends and on the one that
     receives: whatever two ranks have for each other, they begin it in the same order, so that no message waits for one
     that is begun later.
-
-    Args:
-        pipe: The schedule.
-        forward_only: Leave the backward passes out.
     """
     spans = timeline(pipe, orders=pipe.forward_orders() if forward_only else pipe.orders())
     placed: list[list[tuple[float, int, Step]]] = [

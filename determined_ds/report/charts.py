@@ -243,7 +243,7 @@ def _panels(name: str, step: RecordedStep) -> list[Panel]:
     planned = step.planned()
     plan = f"{printable(name)}, planned: bubble {percent(bubble(planned))} with these passes"
     plan += f", {percent(counted_bubble(step.pipeline))} by counting"
-    found = f"measured: bubble {percent(step.bubble)} of {number(1000 * step.seconds, 3)} ms"
+    found = f"measured: bubble {percent(bubble(step.spans))} of {number(1000 * step.seconds, 3)} ms"
     return [(plan, step.pipeline, planned), (found, step.pipeline, step.spans)]
 
 

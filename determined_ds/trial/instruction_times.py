@@ -44,10 +44,7 @@ class _Batch:
 
 
 class InstructionTimes:
-    """Times the training schedules of one stage; those of ``eval_batch`` are ignored.
-
-    Args:
-        engine: A ``PipelineEngine``; its ``_exec_schedule`` and ``_INSTRUCTION_MAP`` are replaced.
+    """Times the training schedules of one stage, by replacing methods of its ``PipelineEngine``.
 
     Attributes:
         stage: Which of the pipeline's ranks this is.
@@ -65,9 +62,19 @@ class InstructionTimes:
         self._finished: deque[_Batch] = deque()
         self._busy_s = self._span_s = 0.0
         self._recorded: list[list[Span]] | None = None
-        instructions = engine._INSTRUCTION_MAP.items()
-        engine._INSTRUCTION_MAP = {kind: self._timed(kind, run) for kind, run in instructions}
-        engine._exec_schedule = self._exec_schedule
+        run = engine._INSTRUCTION_MAP
+        timed = {
+            kind: self._timed(kind, run[kind]) for kind in (*WORK, schedule.ReduceTiedGrads) if kind in run
+        }
+        engine._INSTRUCTION_MAP, engine._exec_schedule = {**run, **timed}, self._exec_schedule
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What the ranks compute in which order."""
+        module, micro_batches = self._engine.module, self._engine.gradient_accumulation_steps()
+        if isinstance(module, ScheduledModule):
+            return replace(module.pipe, micro_batches=micro_batches)
+        return Pipeline(schedule=ONE_F_ONE_B, ranks=self._engine.num_stages, micro_batches=micro_batches)
 
     def take(self) -> tuple[float, float]:
         """Seconds of work, and from the start of each batch to its end, since the last call; waits for the GPU."""
@@ -77,16 +84,10 @@ class InstructionTimes:
         return taken
 
     def bubble(self, busy_s: Sequence[float], span_s: Sequence[float]) -> float | None:
-        """The share of the time that stages wait, the mean over replicas; None where none was trained.
-
-        Args:
-            busy_s: Of each rank, what :meth:`take` returned first.
-            span_s: Of each rank, what it returned second.
-        """
+        """The share of the time that stages wait, by what :meth:`take` returned on each rank; None of no training."""
         shares = []
         for ranks in self.pipelines:
-            longest = max(span_s[rank] for rank in ranks)
-            if not longest:
+            if not (longest := max(span_s[rank] for rank in ranks)):
                 return None
             shares.append(1 - sum(busy_s[rank] for rank in ranks) / len(ranks) / longest)
         return sum(shares) / len(shares)
@@ -105,19 +106,11 @@ class InstructionTimes:
         found, self._recorded = self._recorded or [], None
         return found
 
-    @property
-    def pipeline(self) -> Pipeline:
-        """What the ranks compute in which order."""
-        module, micro_batches = self._engine.module, self._engine.gradient_accumulation_steps()
-        if isinstance(module, ScheduledModule):
-            return replace(module.pipe, micro_batches=micro_batches)
-        return Pipeline(schedule=ONE_F_ONE_B, ranks=self._engine.num_stages, micro_batches=micro_batches)
-
     def _exec_schedule(self, pipe_schedule: Any) -> None:
-        trains = torch.is_grad_enabled()
-        if trains:
+        batch = None
+        if torch.is_grad_enabled():  # else it evaluates
             self._read()
-        self._batch = batch = _Batch(self._mark()) if trains else None
+            self._batch = batch = _Batch(self._mark())
         type(self._engine)._exec_schedule(self._engine, pipe_schedule)
         self._batch = None
         if batch is not None:
@@ -125,8 +118,6 @@ class InstructionTimes:
 
     def _timed(self, kind: type, instruction: Callable[..., None]) -> Callable[..., None]:
         """An instruction, which notes its time; that of the first one after all micro-batches is the batch's end."""
-        if kind not in WORK and kind is not schedule.ReduceTiedGrads:
-            return instruction
 
         def run(engine: Any, **kwargs: Any) -> None:
             start = None if self._batch is None else self._mark()
@@ -151,11 +142,11 @@ class InstructionTimes:
             self._busy_s += sum(self._seconds(start, end) for _, start, end in batch.work)
             self._span_s += self._seconds(batch.start, batch.end)
             if self._recorded is not None:
-                zero, since = self._zero
-                work = [(op, since + self._seconds(zero, start), start, end) for op, start, end in batch.work]
-                self._recorded.append(
-                    [Span(op=op, start=at, end=at + self._seconds(start, end)) for op, at, start, end in work]
-                )
+                (zero, since), spans = self._zero, []
+                for op, start, end in batch.work:
+                    at = since + self._seconds(zero, start)
+                    spans.append(Span(op=op, start=at, end=at + self._seconds(start, end)))
+                self._recorded.append(spans)
 
     def _mark(self) -> Any:
         if not self._on_gpu:

@@ -182,8 +182,9 @@ def _measured_partition(trial: PipelineTrial, specs: Sequence[Any], pipe: Pipeli
         message = "layers are measured under determined_ds.Trainer alone, and where no ranks share them"
         raise refused(key, message, fix, "partition-measured", value=MEASURED)
     names = [getattr(getattr(spec, "typename", spec), "__name__", type(spec).__name__) for spec in specs]
-    found, is_chief = read_partition(context.stored_partition() or ""), context.distributed.rank == 0
-    if found is None or not found.is_of(names, pipe):
+    found = read_partition(context.stored_partition() or "", names, pipe)
+    is_chief = context.distributed.rank == 0
+    if found is None:
         layers = _measured_layers(trial, specs, names) if is_chief else None
         layers = context.distributed.broadcast(layers)
         found = Partition(pipe=pipe, layers=layers, bounds=fastest(layers, pipe))

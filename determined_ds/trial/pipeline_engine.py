@@ -4,9 +4,8 @@ The way of a batch::
 
     Pipeline -> steps of this rank -> PlannedSchedule (DeepSpeed's instructions) -> PlannedEngine, one method each
 
-DeepSpeed's engine does what a pass does, and all that comes before and after the micro-batches: the data, gradients of
-tied weights, reduction over replicas, the optimizer. Here are the parts of a rank, what passes between ranks, and
-backward passes in two: for the inputs of a part, which the rank before waits for, and for its weights, later.
+DeepSpeed's engine does what a pass does, and all that comes before and after the micro-batches. Here are the parts of
+a rank, what passes between ranks, and backward passes in two: for the inputs of a part, and for its weights, later.
 
 Source: ``DualPipeVEngine`` in deepspeed 0.19.8's ``runtime/pipe/dualpipev.py``, which does the same for one schedule.
 Of backward passes in two: Qi et al. 2023, arXiv:2401.10241, section 2; ``stage_backward_input`` and
@@ -27,6 +26,7 @@ import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch.autograd.graph import GradientEdge
+from torch.utils._pytree import tree_map
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pipeline
 from determined_ds.pipe.timeline import Receive, Send, steps
@@ -166,15 +166,6 @@ class PlannedEngine(PipelineEngine):
         """The buffer of the same micro-batch, so many parts further on."""
         return buffer_id + by * self._planned.micro_batches
 
-    @contextlib.contextmanager
-    def _at(self, part: int) -> Iterator[None]:
-        self._active = part
-        self.module.activate(part)
-        try:
-            yield
-        finally:
-            self._active = None
-
     def _exec_load_micro_batch(self, buffer_id: int, part: int) -> None:
         super()._exec_load_micro_batch(buffer_id)
         if part != self._last and self._is_here(self._last):
@@ -182,16 +173,16 @@ class PlannedEngine(PipelineEngine):
             labels[there], labels[buffer_id] = labels[buffer_id], None
 
     def _exec_forward_pass(self, buffer_id: int, part: int) -> None:
-        with self._at(part):
-            super()._exec_forward_pass(buffer_id)
+        self._active = part
+        self.module.activate(part)
+        super()._exec_forward_pass(buffer_id)
+        self._active = None
         buffers, trains, is_last = self.pipe_buffers, torch.is_grad_enabled(), part == self._last
         if is_last and trains:
             self._losses[buffer_id], self.loss = self.loss, self.loss.detach()
         stays = not is_last and self._is_here(part + 1)
         if stays:
-            outputs = buffers["outputs"][buffer_id]
-            made = [each.detach().requires_grad_(each.is_floating_point()) for each in _listed(outputs)]
-            buffers["inputs"][self._beside(buffer_id, 1)] = _like(outputs, made)
+            buffers["inputs"][self._beside(buffer_id, 1)] = tree_map(_leaf, buffers["outputs"][buffer_id])
         if not trains:
             buffers["inputs"][buffer_id] = buffers["labels"][buffer_id] = None
         if is_last or (stays and not trains):  # of the last part the loss alone is needed
@@ -215,15 +206,16 @@ class PlannedEngine(PipelineEngine):
             buffers["inputs"][buffer_id] = None
 
     def _exec_backward_pass(self, buffer_id: int, part: int) -> None:
-        with self._backward_of(buffer_id, part), self._at(part):
+        with self._backward_of(buffer_id, part):
+            self._active = part
             super()._exec_backward_pass(buffer_id)
+            self._active = None
 
     def _exec_input_pass(self, buffer_id: int, part: int) -> None:
         """The gradient of a part's inputs.
 
-        What the gradients of its weights are made of later is held: groups of parameters, with the nodes of the graph
-        where their way leaves that to the inputs, and the gradients that arrived there; and outputs with their
-        gradients, where the whole backward pass is the weights'.
+        Held for its weights are groups of parameters, with the nodes of the graph where their way leaves that to the
+        inputs, and the gradients that arrived there; or outputs with their gradients, if all of it is the weights'.
         """
         buffers = self.pipe_buffers
         with self._backward_of(buffer_id, part), self._running_backward():
@@ -253,14 +245,14 @@ class PlannedEngine(PipelineEngine):
             if self.using_bf16_optimizer:
                 self.optimizer.clear_lp_grads()
             if whole:
-                torch.autograd.backward([each for each, _ in whole], [grad for _, grad in whole])
+                torch.autograd.backward(*zip(*whole, strict=True))
             for group in groups:
-                arrived = zip(group.pop("intermediates"), group.pop("grads", ()), strict=False)
-                taken = [(node, grads) for node, grads in arrived if any(g is not None for g in grads or ())]
-                edges = [(GradientEdge(node, at), g) for node, grads in taken for at, g in enumerate(grads)]
-                edges = [(edge, grad) for edge, grad in edges if grad is not None]
+                edges = []
                 with contextlib.ExitStack() as hooks:
-                    for node, grads in taken:
+                    for node, grads in zip(group.pop("intermediates"), group.pop("grads", ()), strict=False):
+                        if not (found := [pair for pair in enumerate(grads or ()) if pair[1] is not None]):
+                            continue
+                        edges += [(GradientEdge(node, at), gradient) for at, gradient in found]
                         # Nodes take what arrived there in the first pass: neither more from one another, nor by a
                         # hook twice.
                         hooks.callback(node.register_prehook(lambda _, own=grads: own).remove)
@@ -305,9 +297,7 @@ class PlannedEngine(PipelineEngine):
         if self.dynamic_shape or part not in self._specs:
             self._specs[part] = _specs(self._recv_tensor_meta(peer))
         is_one, specs = self._specs[part]
-        made = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in specs]
-        for each in made:
-            each.requires_grad_(each.is_floating_point())
+        made = [_leaf(torch.empty(shape, dtype=dtype, device=self.device)) for shape, dtype in specs]
         self._receive((True, buffer_id), made, peer)
         self.pipe_buffers["inputs"][buffer_id] = made[0] if is_one else tuple(made)
 
@@ -322,7 +312,7 @@ class PlannedEngine(PipelineEngine):
 
     def _exec_recv_grads(self, buffer_id: int, part: int, peer: int) -> None:
         outputs = self.pipe_buffers["outputs"][buffer_id]
-        made = [torch.empty(o.shape, dtype=o.dtype, device=o.device) for o in _floats(outputs)]
+        made = [torch.empty_like(each, memory_format=torch.contiguous_format) for each in _floats(outputs)]
         self._receive((False, buffer_id), made, peer)
         self._grads[buffer_id] = made[0] if torch.is_tensor(outputs) else made
 
@@ -342,9 +332,8 @@ class PlannedEngine(PipelineEngine):
 
     def _await_sent(self, peer: int, most: int) -> None:
         """Wait until so many messages are on their way to a rank, and forget the others."""
-        sent = self._sent.get(peer, deque())
-        while len(sent) > most:
-            for work, _ in sent.popleft():
+        while len(self._sent.get(peer, ())) > most:
+            for work, _ in self._sent[peer].popleft():
                 work.wait()
 
     _INSTRUCTION_MAP = {  # noqa: RUF012 — named and kept as DeepSpeed does
@@ -370,14 +359,14 @@ def _floats(tensors: Any) -> list[torch.Tensor]:
     return [each for each in _listed(tensors) if each.is_floating_point()]
 
 
-def _like(tensors: Any, made: list[torch.Tensor]) -> Any:
-    return made[0] if torch.is_tensor(tensors) else tuple(made)
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 
 def _gradients(inputs: Any) -> Any:
     """Of what a part has taken; zeros for what it has not used."""
     found = [torch.zeros_like(each) if each.grad is None else each.grad for each in _floats(inputs)]
-    return _like(inputs, found)
+    return found[0] if torch.is_tensor(inputs) else tuple(found)
 
 
 def _specs(tensors: Any) -> Specs:

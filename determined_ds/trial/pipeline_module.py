@@ -4,10 +4,9 @@ A rank holds one part of the model or several, cut at given bounds or by DeepSpe
 part that is active.
 
 Where a rank's layers draw from its one generator, dropout depends on how many ranks there are and in which order they
-compute. Here each layer has a seed of its own in each pass (:func:`layer_seed`). So any schedule on any number of ranks
-trains as one process does, a pass that is computed anew draws the same again, and a resumed run too. First weights are
-drawn in the same way: they do not depend on where the layers are cut. (DeepSpeed's ``seed_layers`` counts passes from
-the start of the process, and layers from the start of what is recomputed together.)
+compute. Here each layer has a seed of its own in each pass (:func:`seed_of`). So any schedule on any number of ranks
+trains as one process does, a pass that is computed anew draws the same again, and a resumed run too. First weights do
+not depend on where the layers are cut. (DeepSpeed's ``seed_layers`` counts passes from the start of the process.)
 
 Source: ``PipelineModule`` in deepspeed 0.19.8's ``runtime/pipe/module.py``; ``DualPipeVModule`` in
 ``runtime/pipe/dualpipev.py``, which holds two parts.
@@ -16,7 +15,7 @@ Source: ``PipelineModule`` in deepspeed 0.19.8's ``runtime/pipe/module.py``; ``D
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,46 +27,38 @@ from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
 from determined_ds.pipe.partition import Bounds
 
 
-def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int) -> int:
-    """The seed of torch's generators before a layer's forward pass in training; all count from 0.
+def seed_of(*place: int) -> int:
+    """The seed of torch's generators for the trial's seed and a layer that is built, or for its pass in training.
 
-    ``step`` counts those that fp16 skipped, too.
+    A pass is placed by the trial's seed, replica, step (also one that fp16 skips), micro-batch and layer, from 0.
     """
-    return hash((seed, replica, step, micro_batch, layer)) % 2**63  # of integers, the same in every process
-
-
-def built_seed(seed: int, layer: int) -> int:
-    """The seed of torch's generators before a layer is built."""
-    return hash((seed, layer)) % 2**63
+    return hash(place) % 2**63  # of integers, the same in every process
 
 
 class ScheduledModule(PipelineModule):
     """The parts of a rank.
 
     Args:
-        pipe: The schedule; its micro-batches do not matter here.
+        pipe: The schedule; its micro-batches do not matter here. One rank has 1F1B, whatever is asked for.
         bounds: Where each part starts, and the number of layers; None: as ``partition_method`` says.
-        more: Arguments of ``PipelineModule``. Layer ``i`` is built under a seed of ``base_seed`` and ``i``.
+        more: Arguments of ``PipelineModule``.
 
     Attributes:
-        pipe: The schedule. One rank has 1F1B, whatever was asked for.
+        is_planned: Whether the schedule is another than that of DeepSpeed's own engine.
         own_parts: Which parts of the model this rank holds.
         functions: Of each of them, its layers.
     """
 
     functions: dict[int, list[Any]]
+    is_planned: bool
     seed_fn: Callable[[int], None] | None
 
     def __init__(self, pipe: Pipeline, *, bounds: Bounds | None = None, **more: Any) -> None:
         pipe = pipe if pipe.ranks > 1 else replace(pipe, schedule=ONE_F_ONE_B, chunks=1)
         # The module is built within the constructor of its base.
         self.__dict__.update(pipe=pipe, bounds=bounds, functions={}, checkpointable={}, seeds=None)
+        self.__dict__["is_planned"] = pipe.schedule != ONE_F_ONE_B
         super().__init__(**more)
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether the schedule is another than the one that DeepSpeed's own engine carries out."""
-        return bool(self.pipe.schedule != ONE_F_ONE_B)
 
     def _partition_layers(self, method: str = "uniform") -> None:
         self.num_stages = self.pipe.parts
@@ -96,7 +87,7 @@ class ScheduledModule(PipelineModule):
         layer = number - self.base_seed
         if isinstance(spec := self._layer_specs[layer], TiedLayerSpec):
             layer = [getattr(each, "key", None) for each in self._layer_specs].index(spec.key)
-        _seed(built_seed(self.base_seed, layer))
+        _seed(seed_of(self.base_seed, layer))
 
     def activate(self, part: int) -> None:
         """Make a part the one that ``forward`` computes."""
@@ -139,24 +130,31 @@ class ScheduledModule(PipelineModule):
                 began = now
                 passes.clear()
             passes[first_layer] += 1  # each schedule has the micro-batches of a part in order
-            return partial(layer_seed, seed, replica, now, passes[first_layer] - 1)
+            return partial(seed_of, seed, replica, now, passes[first_layer] - 1)
 
         self.seeds = of_pass
 
     def forward(self, forward_input: Any) -> Any:
         if self.seeds is None or not self.training:
             return super().forward(forward_input)
-        layers, first = self.forward_funcs, self._local_start
-        seed_of = self.seeds(first)
+        layers, first, interval = self.forward_funcs, self._local_start, self.activation_checkpoint_interval
+        seed = self.seeds(first)
+
+        def run(start: int, end: int, *inputs: Any) -> Any:
+            outputs = inputs[0] if len(inputs) == 1 else inputs
+            for index in range(start, end):
+                _seed(seed(first + index))
+                outputs = layers[index](outputs)
+            return outputs
+
         # What else draws numbers draws them as if no layer had been seeded.
         with torch.random.fork_rng(_gpus()):
-            interval = self.activation_checkpoint_interval
             if not interval:
-                return _run(layers, first, seed_of, forward_input)
+                return run(0, len(layers), forward_input)
             outputs = forward_input
             blocks = zip(range(0, len(layers), interval), self.is_checkpointable_results, strict=True)
             for start, is_recomputed in blocks:
-                block = partial(_run, layers[start : start + interval], first + start, seed_of)
+                block = partial(run, start, min(start + interval, len(layers)))
                 inputs = outputs if isinstance(outputs, tuple) else (outputs,)
                 outputs = self.activation_checkpoint_func(block, *inputs) if is_recomputed else block(*inputs)
             return outputs
@@ -167,14 +165,6 @@ def seed_layers(engines: Iterable[Any], seed: int, replica: int) -> None:
     for engine in engines:
         if isinstance(module := getattr(engine, "module", None), ScheduledModule):
             module.seed_passes(seed, replica, partial(getattr, engine, "global_steps"))
-
-
-def _run(layers: Sequence[Any], first: int, seed_of: Callable[[int], int], *inputs: Any) -> Any:
-    outputs = inputs[0] if len(inputs) == 1 else inputs
-    for index, layer in enumerate(layers, first):
-        _seed(seed_of(index))
-        outputs = layer(outputs)
-    return outputs
 
 
 def _seed(seed: int) -> None:
