@@ -16,6 +16,7 @@ import torch.distributed as dist
 from deepspeed.runtime import lr_schedules
 from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
 
+from determined_ds.errors import ConfigError
 from determined_ds.trial.returned import refused
 
 DDP = "ddp"  # the context's ``engine`` that selects it
@@ -44,15 +45,13 @@ class DDPEngine(torch.nn.Module):
         ConfigError: torch has no such optimizer, or the JSON asks for what DeepSpeed alone computes.
     """
 
-    module: torch.nn.Module
-
     def __init__(
         self,
         module: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Any,
         parameters: Any,
         ds_config: Mapping[str, Any],
-        device: torch.device,
+        device: Any,
     ) -> None:
         super().__init__()
         for name in ("fp16", "torch_autocast"):
@@ -140,26 +139,24 @@ class DDPEngine(torch.nn.Module):
 
 
 def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """torch's optimizer with the computation of DeepSpeed's of the same name.
-
-    Source: ``_configure_basic_optimizer`` in deepspeed 0.19.8's ``runtime/engine.py``.
-    """
+    """torch's optimizer of the same computation: ``_configure_basic_optimizer`` in deepspeed 0.19.8's engine.py."""
     section = ds_config.get("optimizer") or {}
     kind, params = str(section.get("type")), dict(section.get("params") or {})
     name = OPTIMIZERS.get(kind.lower(), kind)
     if kind.lower() == "adam" and not params.get("adam_w_mode", True):
         name = "Adam"
     found = getattr(torch.optim, name, None)
-    is_deepspeeds = kind.lower() in DEEPSPEED_OPTIMIZERS and kind.lower() not in OPTIMIZERS
-    if is_deepspeeds or not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+    if (kind.lower() in DEEPSPEED_OPTIMIZERS and kind.lower() not in OPTIMIZERS) or not isinstance(
+        found, type
+    ):
         fix = "use AdamW, Adam, SGD or another of torch.optim; or return one from build_optimizer"
         raise _refused("optimizer.type", section.get("type"), "needs one of torch's optimizers", fix)
     if params.get("bias_correction"):
         del params["bias_correction"]  # torch always does; where it is off, torch refuses the argument
-    return found(parameters, **{key: each for key, each in params.items() if key not in DEEPSPEEDS_OWN})
+    return found(parameters, **{key: each for key, each in params.items() if key not in DEEPSPEEDS_OWN})  # type: ignore[no-any-return]
 
 
 def _refused(
-    key: str, value: Any, message: str, fix: str = "change or remove it, or compare with zero0"
-) -> Any:
-    return refused(key, f"torch's DistributedDataParallel {message}", fix, DDP, value=value)
+    key: str, value: Any, does: str, fix: str = "change or remove it, or compare with zero0"
+) -> ConfigError:
+    return refused(key, f"torch's DistributedDataParallel {does}", fix, DDP, value=value)

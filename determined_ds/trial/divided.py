@@ -74,8 +74,8 @@ def expert_degree_of(engine: Any) -> int:
 def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterator[Any]:
     """Around ``deepspeed.initialize``, which divides the model as its configuration says; a collective.
 
-    It yields the model-parallel unit for it, by which DeepSpeed counts replicas; None without tensor parallel. Refused
-    is a model that DeepSpeed would divide without a word, and train on other numbers.
+    It yields the model-parallel unit, by which DeepSpeed counts replicas; None without tensor parallel. Refused is a
+    model that DeepSpeed would divide without a word, and train on other numbers.
 
     Source: ``DeepSpeedConfig.__init__`` in ``runtime/config.py``, ``_init_tp_mesh_device`` in ``utils/groups.py``;
     ``_replace_module`` and ``_replace`` (which drops its ``conv_LinearLayer``) in ``module_inject/auto_tp.py``
@@ -114,31 +114,22 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
         raise undivided(message, "start a process for each degree")
     # Of DeepSpeed's own specs for a family several match each layer, and the first is meant: it warns 32 times.
     logger = logging.getLogger("DeepSpeed")
-    logger.addFilter(_is_news)
+    logger.addFilter(is_news := lambda record: "matched multiple layer_specs" not in record.getMessage())
     try:
         yield groups
     finally:
-        logger.removeFilter(_is_news)
+        logger.removeFilter(is_news)
     cut = [module for module in model.modules() if isinstance(module, TensorParallel_Layer)]
     if not cut:
         raise undivided("none of its layers was cut, so all ranks would compute the same", SAY_WHICH)
     uneven = [module.name for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
-    if uneven and _draws_dropout(model):
+    settings = vars(getattr(model, "config", None) or object).items()
+    draws = [value for name, value in settings if "dropout" in name or "pdrop" in name]
+    draws += [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    if uneven and any(isinstance(value, (int, float)) and value > 0 for value in draws):
         message = f"{uneven[0]} is cut unevenly: the ranks would draw different dropout for what they share"
         fix = "use a model_parallel_size that divides its heads and widths, or train without dropout"
         raise undivided(message, fix)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return "matched multiple layer_specs" not in record.getMessage()
-
-
-def _draws_dropout(model: torch.nn.Module) -> bool:
-    settings = vars(getattr(model, "config", None) or object).items()
-    return any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules()) or any(
-        ("dropout" in name or "pdrop" in name) and isinstance(value, (int, float)) and value > 0
-        for name, value in settings
-    )
 
 
 # ------------------------------------------------------------------------------------------- experts
@@ -169,14 +160,13 @@ def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
     if {fused, down} <= own.keys():  # transformers' tensors of all experts
         experts = layer.experts
         local, inner, width = _shape(experts.w1)
-        total = own[fused][0][0]
-        shapes = (total, 2 * inner, width), (total, width, inner)
-        if (own[fused][0], own[down][0]) == shapes:
+        shapes = {fused: (own[fused][0][0], 2 * inner, width), down: (own[fused][0][0], width, inner)}
+        if all(own[name][0] == shape for name, shape in shapes.items()):
             rank = torch.distributed.get_rank(groups._get_expert_parallel_group(layer.ep_group_name))
-            held = {"first": rank * local, "count": local}
-            places[experts.w1] = ExpertPlace(name=fused, shape=shapes[0], row=0, rows=inner, **held)
-            places[experts.w3] = ExpertPlace(name=fused, shape=shapes[0], row=inner, rows=inner, **held)
-            places[experts.w2] = ExpertPlace(name=down, shape=shapes[1], row=0, rows=width, **held)
+            parts = (("w1", fused, 0, inner), ("w3", fused, inner, inner), ("w2", down, 0, width))
+            for weight, name, row, rows in parts:
+                held = {"first": rank * local, "count": local, "row": row, "rows": rows}
+                places[getattr(experts, weight)] = ExpertPlace(name=name, shape=shapes[name], **held)
     for name, (shape, ref) in _tensors(layer).items():
         tensor = ref()
         if tensor is None or tensor in places:
@@ -220,23 +210,6 @@ def _recorders_by_name() -> Iterator[None]:
     finally:
         dict.update(registry, dict(by_name))
         output_capturing._CAN_RECORD_REGISTRY = registry
-
-
-def named_groups(optimizer: Any, parameters: Any, ds_config: Mapping[str, Any]) -> Any:
-    """Groups of parameters with names, by which DeepSpeed takes experts out of them.
-
-    Source: ``split_params_into_different_moe_groups_for_optimizer`` in deepspeed 0.19.8's ``moe/utils.py``.
-    """
-    if not (ds_config.get(EXPERTS) or {}).get("enabled"):
-        return parameters
-    if optimizer is not None:
-        message = "with expert parallel, DeepSpeed takes the experts out of groups that it makes itself"
-        fix = "return None, and name an optimizer in the DeepSpeed JSON"
-        raise refused("build_optimizer", message, fix, EXPERTS, value=type(optimizer).__name__)
-    listed = list(parameters or ())
-    if not listed or not isinstance(listed[0], Mapping):
-        return parameters
-    return [{"name": f"group {number}", **group} for number, group in enumerate(listed)]
 
 
 def clip_by_all_experts(parameters: Sequence[Any], max_norm: float) -> float:

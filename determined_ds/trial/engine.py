@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pkgutil
 import weakref
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -95,7 +96,15 @@ def make_engine(model: Any, optimizer: Any, parameters: Any, ds_config: dict[str
     ``parameters`` are trained by the JSON's optimizer, where the author has none. The mpu of tensor parallel takes the
     place of ``unit``. Returns the engine, corrected.
     """
-    parameters = divided.named_groups(optimizer, parameters, ds_config)
+    if (ds_config.get(divided.EXPERTS) or {}).get("enabled"):
+        # By their names DeepSpeed takes experts out of groups: split_params_into_different_moe_groups_for_optimizer in
+        # deepspeed 0.19.8's moe/utils.py.
+        if optimizer is not None:
+            message = "with expert parallel, DeepSpeed takes the experts out of groups that it makes itself"
+            fix, value = "return None, and name an optimizer in the DeepSpeed JSON", type(optimizer).__name__
+            raise refused("build_optimizer", message, fix, divided.EXPERTS, value=value)
+        if parameters and isinstance(parameters[0], Mapping):
+            parameters = [{"name": f"group {index}", **each} for index, each in enumerate(parameters)]
     own = {name: getattr(deepspeed, name) for name in ("PipelineEngine", "set_optimizer_flags")}
     # initialize takes both from its own names; it tags the parameters for Muon, and again those that AutoEP makes.
     if isinstance(model, ScheduledModule) and model.is_planned:

@@ -22,16 +22,9 @@ from deepspeed.runtime.utils import is_model_parallel_parameter
 from torch.utils._pytree import tree_map_only
 
 from determined_ds.config.strategy import autotp_degree
-from determined_ds.pipe.orders import ZB_H1, Pipeline
-from determined_ds.pipe.partition import (
-    MEASURED,
-    UNIFORM,
-    LayerTime,
-    Partition,
-    fastest,
-    method_problem,
-    read_partition,
-)
+from determined_ds.pipe import partition
+from determined_ds.pipe.orders import ZB_H1
+from determined_ds.pipe.partition import LayerTime, Partition
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.divided import LAYERS, LAYERS_SIZE
@@ -89,25 +82,19 @@ class PipelineTrial(ReconciledTrial):
             module: This rank's part of the model.
         """
 
-    @property
-    def chosen_partition(self) -> str:
-        """How layers are shared out: the hyperparameter ``partition_method``, or else the attribute."""
-        if (stated := self.resolved.strategy.partition_method) is not None:
-            return stated
-        if message := method_problem(method := self.partition_method):
-            key, fix = f"{type(self).__name__}.partition_method", "use parameters or e.g. type:Block"
-            raise refused(key, message, fix, "partition-method", value=method)
-        return method
-
     def build_model(self) -> PipelineModule:
         """Divide the layers over the pipeline stages, and load the weights of this rank's part, which is returned."""
-        name, interval = type(self).__name__, self.activation_checkpoint_interval
-        pipe, layout, ranks = (
-            self.resolved.strategy.pipeline,
-            self.resolved.topology,
+        name, interval, ranks = (
+            type(self).__name__,
+            self.activation_checkpoint_interval,
             self.context.distributed,
         )
+        pipe, layout = self.resolved.strategy.pipeline, self.resolved.topology
         # What only the trial shows; the rest is refused by rules.
+        stated, method = self.resolved.strategy.partition_method, self.partition_method
+        if stated is None and partition.method_problem(method):
+            message, fix = partition.method_problem(method), "use parameters or e.g. type:Block"
+            raise refused(f"{name}.partition_method", message, fix, "partition-method", value=method)
         if pipe.schedule == ZB_H1 and pipe.ranks > 1 and interval:
             message = "zb-h1 trains without activation checkpointing: each layer would be computed anew twice"
             fix = "take another hyperparameters.pipe_schedule"
@@ -117,10 +104,11 @@ class PipelineTrial(ReconciledTrial):
             fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
             raise refused(f"{LAYERS}.autotp_size", message, fix, LAYERS, value=degree)
         layers = returned.layers(self, self.build_layers(), pipe.ranks, pipe.chunks)
-        method, bounds = self.chosen_partition, None
-        if method == MEASURED and pipe.ranks > 1:
-            bounds = _measured_partition(self, layers, pipe).bounds
-        names = ("pipe", "data", "model") if layout.model_parallel_size > 1 else ("pipe", "data")
+        method, bounds = stated or method, None
+        if method == partition.MEASURED:
+            method, bounds = partition.UNIFORM, _measured_bounds(self, layers) if pipe.ranks > 1 else None
+        degree = layout.model_parallel_size
+        names = ("pipe", "data", "model") if degree > 1 else ("pipe", "data")
         axes = {axis: size for axis, size in layout.axes.items() if axis in names}
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
             module = ScheduledModule(
@@ -130,14 +118,11 @@ class PipelineTrial(ReconciledTrial):
                 loss_fn=self._checked_loss,
                 bounds=bounds,
                 base_seed=self.context.get_trial_seed(),
-                partition_method=UNIFORM if method == MEASURED else method,
+                partition_method=method,
                 activation_checkpoint_interval=interval,
                 checkpointable_layers=self.checkpointable_layers,
             )
-        degree, is_cut = (
-            layout.model_parallel_size,
-            any(map(is_model_parallel_parameter, module.parameters())),
-        )
+        is_cut = any(map(is_model_parallel_parameter, module.parameters()))
         if degree > 1 and ranks is not None and not any(ranks.allgather(is_cut)):
             message = f"no parameter of {name}'s layers is cut, so {degree} ranks would compute the same"
             fix = "set it to 1; or build layers that hold a part each, with model_parallel = True on their weights"
@@ -168,30 +153,29 @@ class PipelineTrial(ReconciledTrial):
 # ------------------------------------------------------------------------------------------- partition_method: measured
 
 
-def _measured_partition(trial: PipelineTrial, specs: Sequence[Any], pipe: Pipeline) -> Partition:
-    """The layers that a trial's ``build_layers`` returned, shared out by the time that each takes; a collective.
+def _measured_bounds(trial: PipelineTrial, specs: Sequence[Any]) -> partition.Bounds:
+    """Where the layers that a trial's ``build_layers`` returned are cut, by the time that each takes; a collective.
 
-    They are those of the checkpoint that training continues from, if it has a partition of these layers; else rank 0
+    They are cut as in the checkpoint that training continues from, if it has a partition of these layers; else rank 0
     measures its layers, one after the other, and all ranks get the times. The cut with the shortest step is kept in the
     run directory and in each checkpoint. Measuring leaves no trace: the generators of random numbers are as they were,
     and modules that a trial built itself are copied.
     """
     context: Any = trial.context
+    pipe, is_chief = trial.resolved.strategy.pipeline, context.distributed.rank == 0
     if not hasattr(context, "keep_partition") or trial.resolved.topology.model_parallel_size > 1:
         key, fix = f"{type(trial).__name__}.partition_method", "use parameters, uniform or type:REGEX"
         message = "layers are measured under determined_ds.Trainer alone, and where no ranks share them"
-        raise refused(key, message, fix, "partition-measured", value=MEASURED)
+        raise refused(key, message, fix, "partition-measured", value=partition.MEASURED)
     names = [getattr(getattr(spec, "typename", spec), "__name__", type(spec).__name__) for spec in specs]
-    found = read_partition(context.stored_partition() or "", names, pipe)
-    is_chief = context.distributed.rank == 0
+    found = partition.read_partition(context.stored_partition() or "", names, pipe)
     if found is None:
-        layers = _measured_layers(trial, specs, names) if is_chief else None
-        layers = context.distributed.broadcast(layers)
-        found = Partition(pipe=pipe, layers=layers, bounds=fastest(layers, pipe))
+        layers = context.distributed.broadcast(_measured_layers(trial, specs, names) if is_chief else None)
+        found = Partition(pipe=pipe, layers=layers, bounds=partition.fastest(layers, pipe))
     context.keep_partition(found.text())
     if is_chief:
         print(f"partition   {found.in_words()}", flush=True)
-    return found
+    return found.bounds
 
 
 def _measured_layers(
@@ -205,6 +189,32 @@ def _measured_layers(
     dtype = DTYPES[trial.resolved.strategy.precision]
     interval = (trial.resolved.ds_config.get("pipeline") or {}).get("activation_checkpoint_interval")
     recomputes, recomputed = interval or trial.activation_checkpoint_interval, trial.checkpointable_layers
+
+    def since(start: float) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    def timed(call: Callable[[Any], Any], inputs: Any) -> tuple[float, float, Any]:
+        """Seconds of a forward and of a backward pass, medians of several, and what the last pass returned."""
+        began, seconds = time.perf_counter(), list[tuple[float, float]]()
+        while len(seconds) <= LEAST or (len(seconds) <= MOST and time.perf_counter() - began < ENOUGH_S):
+            given = tree_map_only(
+                torch.Tensor, lambda each: each.detach().requires_grad_(each.is_floating_point()), inputs
+            )
+            start = time.perf_counter()
+            outputs = call(given)
+            forward_s = since(start)
+            many = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            trained = [each for each in many if isinstance(each, torch.Tensor) and each.requires_grad]
+            gradients = [torch.ones_like(each) for each in trained]
+            start = time.perf_counter()
+            if trained:
+                torch.autograd.backward(trained, gradients)
+            seconds.append((forward_s, since(start)))
+        forward_s, backward_s = (statistics.median(each) for each in zip(*seconds[1:], strict=True))
+        return forward_s, backward_s, tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+
     with contextlib.ExitStack() as kept:
         kept.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         kept.callback(random.setstate, random.getstate())
@@ -215,69 +225,35 @@ def _measured_layers(
         for _ in range(LEAST):
             start = time.perf_counter()
             inputs, targets = tree_map_only(torch.Tensor, lambda each: each.to(device), make())
-            seconds.append(_since(start, device))
+            seconds.append(since(start))
         making_s = 0.0 if getattr(loader, "num_workers", 0) else statistics.median(seconds)
         inputs = tree_map_only(
             torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, inputs
         )
         found = []
         for spec, name in zip(specs, names, strict=True):
-            module, held = spec, []
-            if isinstance(spec, (LayerSpec, torch.nn.Module)):
-                module = spec.build() if isinstance(spec, LayerSpec) else copy.deepcopy(spec)
-            if isinstance(module, torch.nn.Module):
-                held = list(module.to(device, dtype).parameters())
-            forward_fn = getattr(spec, "forward_fn", None) if isinstance(spec, TiedLayerSpec) else None
+            module = copy.deepcopy(spec) if isinstance(spec, torch.nn.Module) else spec
+            module = spec.build() if isinstance(spec, LayerSpec) else module
+            is_module = isinstance(module, torch.nn.Module)
+            held = list(module.to(device, dtype).parameters()) if is_module else []
+            forward_fn = spec.forward_fn if isinstance(spec, TiedLayerSpec) else None
             call = functools.partial(forward_fn, module) if forward_fn is not None else module
-            forward_s, backward_s, inputs = _timed(call, inputs, device)
+            forward_s, backward_s, inputs = timed(call, inputs)
             # Whether the backward pass computes it again: PipelineModule._is_checkpointable in deepspeed 0.19.8.
             if recomputes and (bool(held) if recomputed is None else name in recomputed):
                 backward_s += forward_s
             size = sum(each.numel() for each in held if each.requires_grad)
             found.append(LayerTime(name=name, parameters=size, forward_s=forward_s, backward_s=backward_s))
-        loss_s, loss_backward_s, _ = _timed(
-            lambda outputs: trial._checked_loss(outputs, targets), inputs, device
-        )
+        loss_s, loss_backward_s, _ = timed(lambda outputs: trial._checked_loss(outputs, targets), inputs)
 
-    def evened(layer: LayerTime) -> LayerTime:
-        """The median of its class and size, where its time is near that: the rest is noise."""
+    layers = []
+    for layer in found:  # the median of its class and size, where its time is near that: the rest is noise
         alike = [each for each in found if (each.name, each.parameters) == (layer.name, layer.parameters)]
         middle = sorted(alike, key=lambda each: each.seconds)[len(alike) // 2]
-        return middle if abs(layer.seconds - middle.seconds) <= ALIKE * middle.seconds else layer
-
-    layers = list(map(evened, found))
-    more_s, last = loss_s + making_s * (len(layers) > 1), layers[-1]
-    layers[-1] = replace(
-        last, forward_s=last.forward_s + more_s, backward_s=last.backward_s + loss_backward_s
-    )
-    layers[0] = replace(layers[0], forward_s=layers[0].forward_s + making_s)
+        is_near = abs(layer.seconds - middle.seconds) <= ALIKE * middle.seconds
+        layers.append(middle if is_near else layer)
+    forward_s, backward_s = layers[-1].forward_s + loss_s, layers[-1].backward_s + loss_backward_s
+    layers[-1] = replace(layers[-1], forward_s=forward_s, backward_s=backward_s)
+    for index in {0, len(layers) - 1}:
+        layers[index] = replace(layers[index], forward_s=layers[index].forward_s + making_s)
     return tuple(layers)
-
-
-def _timed(call: Callable[[Any], Any], inputs: Any, device: torch.device) -> tuple[float, float, Any]:
-    """Seconds of a forward and of a backward pass, medians of several, and what the first pass returned."""
-
-    def leaf(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().requires_grad_(tensor.is_floating_point())
-
-    began, seconds = time.perf_counter(), list[tuple[float, float]]()
-    while len(seconds) <= LEAST or (len(seconds) <= MOST and time.perf_counter() - began < ENOUGH_S):
-        given = tree_map_only(torch.Tensor, leaf, inputs)
-        start = time.perf_counter()
-        outputs = call(given)
-        forward_s = _since(start, device)
-        many = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        trained = [each for each in many if isinstance(each, torch.Tensor) and each.requires_grad]
-        gradients = [torch.ones_like(each) for each in trained]
-        start = time.perf_counter()
-        if trained:
-            torch.autograd.backward(trained, gradients)
-        seconds.append((forward_s, _since(start, device)))
-    forward_s, backward_s = (statistics.median(each) for each in zip(*seconds[1:], strict=True))
-    return forward_s, backward_s, tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
-
-
-def _since(start: float, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start

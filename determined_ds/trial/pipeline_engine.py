@@ -245,7 +245,7 @@ class PlannedEngine(PipelineEngine):
             if self.using_bf16_optimizer:
                 self.optimizer.clear_lp_grads()
             if whole:
-                torch.autograd.backward(*zip(*whole, strict=True))
+                torch.autograd.backward([each for each, _ in whole], [grad for _, grad in whole])
             for group in groups:
                 edges = []
                 with contextlib.ExitStack() as hooks:
