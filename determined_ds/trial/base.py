@@ -20,7 +20,7 @@ from determined_ds.trial import returned
 from determined_ds.trial.ddp import DDP, DDPEngine
 from determined_ds.trial.engine import check_upstream, compile_engine, configure_checkpointing, make_engine
 from determined_ds.trial.returned import refused
-from determined_ds.trial.sequence import SequenceGroup
+from determined_ds.trial.sequence import DeepSpeedMPU, SequenceGroup
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 
@@ -84,10 +84,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
         Refuses what Determined's own loop would silently leave out.
         """
-        if isinstance(context, pytorch.PyTorchTrialContext):  # with which Determined 0.38.1 loads trials
-            message = "load_trial_from_checkpoint_path of Determined takes no DeepSpeedTrial"
-            fix = "determined_ds.load_model_from_checkpoint_path(path) returns the trained model"
-            raise refused("context", message, fix, "context", value=type(context).__name__)
         resolved = getattr(context, "resolved", None)
         if isinstance(resolved, ResolvedConfig):
             return resolved
@@ -99,8 +95,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             raise refused(name, message, fix, "own-loop")
         ranks, accelerator, here = context.distributed, detect_accelerator(), Path.cwd()
         where = Where(context_dir=here, accelerator=accelerator, slots=ranks.size, machines=ranks.cross_size)
-        data = context.get_hparams()
-        return resolve(Document(name="hyperparameters", data=data, prefix="hyperparameters"), where)
+        stated = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
+        return resolve(stated, where)
 
     def prepare(self) -> None:
         """Read the data, set up what the model needs. Runs before :meth:`build_model`."""
@@ -214,10 +210,9 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     def initialize(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
         """``deepspeed.initialize`` and ``context.wrap_model_engine``; call it again for a second engine.
 
-        Where the hyperparameter ``torch_compile`` or the JSON's ``compile.deepcompile`` asks for it, the engine
-        compiles its model. The JSON's ``activation_checkpointing`` sets the options of
-        ``deepspeed.checkpointing.checkpoint``, for a model that calls it and for a pipeline. Where the context asks
-        for ``ddp``, the engine is torch's own DistributedDataParallel, to compare with.
+        Where ``torch_compile`` or the JSON's ``compile.deepcompile`` asks for it, the engine compiles its model. The
+        JSON's ``activation_checkpointing`` sets the options of ``deepspeed.checkpointing.checkpoint``. Where the
+        context asks for ``ddp``, the engine is torch's own DistributedDataParallel, to compare with.
 
         Args:
             model: The bare model.
@@ -235,7 +230,11 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         returned.give_schedule(self, engine, ds_config)
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine)
-        return self.sequence.wrapped(engine, self.context)
+        is_first = not self.context.models
+        engine = self.context.wrap_model_engine(engine)
+        if self.sequence.size > 1 and is_first and not self.context._called_set_mpu:
+            self.context.set_mpu(DeepSpeedMPU(engine.mpu))  # Determined's own: a group is one replica
+        return engine
 
     @property
     def micro_batch_size(self) -> int:

@@ -23,8 +23,7 @@ logger = logging.getLogger("determined_ds")
 # A method that is defined in one of these packages is not the author's.
 LIBRARIES = ("determined_ds", "determined", "deepspeed", "torch")
 MAX_NAMES = 8
-# A method, or several, the outermost first: ``train_batch``, which calls ``loss`` unless an author replaced it. The
-# first one that is not a library's is named.
+# A method, or several, the outermost first, such as ``train_batch`` and ``loss``: the author's first one is named.
 Names = str | tuple[str, ...]
 SCHEDULER, CYCLE = "build_scheduler", "e.g. OneCycleLR(optimizer, max_lr=..., total_steps=self.total_steps)"
 NO_SCHEDULE = "--set hyperparameters.overwrite_deepspeed_args.scheduler=null"
@@ -35,26 +34,21 @@ def refused(key: str, message: str, fix: str, code: str, *, value: Any = NOT_GIV
     return ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=code))
 
 
-def wrong(owner: Any, names: Names, value: Any, expected: str, fix: str, *, did: str = "") -> Problem:
-    """The problem of a value that a method of ``owner`` returned; ``did`` is said instead of "returned ..."."""
+def failed(owner: Any, names: Names, value: Any, expected: str, fix: str, *, did: str = "") -> TrainingError:
+    """The error of a value that a method of ``owner`` returned; ``did`` is said instead of "returned ..."."""
     if value is None and not did:
         fix = f"add the missing return statement: {fix}"
     elif isinstance(value, type) and not did:
         fix = f"call it: return {value.__name__}(...)"
     key, origin = _found(owner, names)
     message = f"{did or f'returned {described(value)}'}; expected {expected}"
-    return Problem(key=key, origin=origin, message=message, fix=fix, code="returned")
-
-
-def failed(owner: Any, names: Names, value: Any, expected: str, fix: str, *, did: str = "") -> TrainingError:
-    """The same, as an error in training."""
-    return TrainingError(str(wrong(owner, names, value, expected, fix, did=did)))
+    return TrainingError(Problem(key=key, origin=origin, message=message, fix=fix, code="returned"))
 
 
 def check(right: bool, owner: Any, names: Names, value: Any, expected: str, fix: str, did: str = "") -> None:
-    """Refuse the trial where a value is not ``right``; the rest as for :func:`wrong`."""
+    """Refuse the trial where a value is not ``right``; the rest as for :func:`failed`."""
     if not right:
-        raise TrialError(wrong(owner, names, value, expected, fix, did=did))
+        raise TrialError(failed(owner, names, value, expected, fix, did=did).args[0])
 
 
 def method_of(owner: Any, *names: str) -> str:
@@ -82,19 +76,14 @@ def _is_of_library(defined: Any) -> bool:
 def described(value: Any) -> str:
     """A value in a few words: ``None``, ``a tuple of 2: Tensor, Tensor``, ``a tensor of shape (4, 1)``."""
     name = type(value).__name__
-    if value is None or isinstance(value, bool):
-        return str(value)
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
-    if isinstance(value, (int, float, str, type)):
-        return f"the {name} {shown(value)}"
+    if value is None or isinstance(value, (int, float, str, type)):
+        return "None" if value is None else f"the {name} {shown(value)}"
     if isinstance(value, (Mapping, list, tuple)):
         say = shown if isinstance(value, Mapping) else lambda each: type(each).__name__
         return f"a {name} of {len(value)}: {', '.join(map(say, list(value)[:MAX_NAMES]))}"
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
-
-
-# ------------------------------------------------------------------------------------------- before training
 
 
 def model(trial: Any, value: Any, name: str = "build_model") -> torch.nn.Module:
@@ -111,12 +100,11 @@ def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any
     name, expected = "build_layers", "a list of layers: modules, functions, LayerSpec or TiedLayerSpec"
     is_list = isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
     check(is_list, trial, name, value, expected, "return its layers in a list: return [layer, layer, ...]")
-    found = list(value)
+    found, parts = list(value), num_stages * chunks
     for layer in found:
         is_layer = isinstance(layer, LayerSpec) or (callable(layer) and not isinstance(layer, type))
         did, fix = f"returned {described(layer)} as a layer", "write LayerSpec(Class, ...), or a function"
         check(is_layer, trial, name, layer, expected, fix, did)
-    parts = num_stages * chunks
     did, expected = (
         f"returned {len(found)} for {parts} parts",
         "at least one layer for each part of each stage",
@@ -131,9 +119,8 @@ def trained(
 ) -> tuple[torch.optim.Optimizer | None, list[Any] | None]:
     """What ``build_optimizer`` returned, or else the list that ``build_parameters`` did; the other is None.
 
-    An optimizer that would train nothing is refused. Parameters that are in none of its groups are warned of, and a
-    schedule of the JSON that sets the rate of groups which the author gave rates of their own: ``update_lr`` and
-    ``_format_param`` in deepspeed 0.19.8's ``runtime/lr_schedules.py``.
+    An optimizer that would train nothing is refused. Warned of are parameters in none of its groups, and a schedule of
+    the JSON that sets the rate of groups with rates of their own (deepspeed 0.19.8's ``runtime/lr_schedules.py``).
     """
     name, optimizer, parameters = "build_optimizer", trial.build_optimizer(model), None
     expected = "a torch.optim.Optimizer of the given model's parameters, or None"
@@ -161,10 +148,11 @@ def trained(
         return optimizer, parameters
     method = method_of(trial, name)
     if missed := [each for each, p in model.named_parameters() if p.requires_grad and id(p) not in covered]:
+        names = ", ".join(missed[:3]) + (f" and {len(missed) - 3} more" if missed[3:] else "")
         logger.warning(
             "warning: %s does not name %s, which require a gradient and are never trained; name them, or turn their "
             "requires_grad off in build_model",
-            *(method, ", ".join([*missed[:3], *([f"and {len(missed) - 3} more"] if missed[3:] else [])])),
+            *(method, names),
         )
     section = ds_config.get("scheduler") or {}
     peak = (section.get("params") or {}).get(PEAKS.get(kind := str(section.get("type")), ""))
@@ -200,9 +188,6 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
         fix = f"remove it from the JSON, or {NO_SCHEDULE}; or remove {SCHEDULER}"
         raise refused("scheduler.type", message, fix, "two-schedulers", value=kind)
     engine.lr_scheduler = value
-
-
-# ------------------------------------------------------------------------------------------- in training
 
 
 def losses(trial: Any, value: Any, *, trains: bool = True) -> dict[str, Any]:

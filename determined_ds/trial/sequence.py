@@ -78,41 +78,30 @@ class SequenceGroup:
         self.rank = parallel_state_sp.get_sequence_parallel_rank()
         assert dist.get_world_size(self.process_group) == size, "groups of another size are there already"
 
-    def wrapped(self, engine: Any, context: Any) -> Any:
-        """``context.wrap_model_engine``; Determined's own context learns that a group is one replica."""
-        is_first = not context.models
-        wrapped = context.wrap_model_engine(engine)
-        if self.size > 1 and is_first and not context._called_set_mpu:
-            context.set_mpu(DeepSpeedMPU(engine.mpu))
-        return wrapped
-
     def cut(self, batch: Any) -> Any:
         """This rank's slice of a micro-batch: of each tensor of two dimensions or more, a part of the second.
 
         Args:
             batch: Tensors in lists, tuples and mappings of any depth, ``(samples, tokens, ...)`` each.
 
-        Returns:
-            The same structure; the batch itself where sequences are whole.
-
         Raises:
             TrainingError: the tokens cannot be cut into slices of one length.
         """
         if self.size == 1:
             return batch
-        if isinstance(batch, Tensor) and batch.dim() > TOKENS:
-            length, rest = divmod(batch.shape[TOKENS], self.size)
-            if not rest:
-                return batch.narrow(TOKENS, self.rank * length, length).contiguous()
+        if isinstance(batch, Mapping):
+            return type(batch)({name: self.cut(value) for name, value in batch.items()})  # type: ignore[call-arg]
+        if isinstance(batch, (list, tuple)):
+            made = [self.cut(value) for value in batch]
+            return type(batch)(*made) if hasattr(batch, "_fields") else type(batch)(made)
+        if not isinstance(batch, Tensor) or batch.dim() <= TOKENS:
+            return batch
+        length, rest = divmod(batch.shape[TOKENS], self.size)
+        if rest:
             message = f"a batch of {batch.shape[TOKENS]} tokens cannot be cut into {self.size} equal slices"
             fix = f"pad sequences to a multiple of {self.size}; or define split_sequence(batch) in the trial"
             raise TrainingError(Problem(key=KEY, value=self.size, message=message, fix=fix, code=CODE))
-        if isinstance(batch, Mapping):
-            cut = {name: self.cut(value) for name, value in batch.items()}
-            return cut if type(batch) is dict else type(batch)(cut)  # type: ignore[call-arg]
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*map(self.cut, batch))
-        return type(batch)(map(self.cut, batch)) if isinstance(batch, (list, tuple)) else batch
+        return batch.narrow(TOKENS, self.rank * length, length).contiguous()
 
     def positions(self, num_tokens: int, device: Any = None) -> Tensor:
         """Positions of this rank's slice of ``num_tokens`` in the whole sequence: int64, ``(num_tokens,)``."""
@@ -127,8 +116,7 @@ class SequenceGroup:
             count: How many of them it is the sum of: of a loss, those whose label is not ignored.
 
         Returns:
-            The mean of the group, the same on each of its ranks. Its gradient is that of this rank's part: DeepSpeed
-            adds up the gradients of a group.
+            The mean of the group, the same on each of its ranks, with the gradient of this rank's part.
         """
         if self.size == 1:
             return total / count
@@ -139,18 +127,10 @@ class SequenceGroup:
         return mean + (part - part.detach())  # zero, with a gradient
 
     def attention(self, kernel: str = "sdpa") -> str:
-        """The name of an attention for a model of transformers: causal, over the tokens of all slices.
-
-        It is given no mask: sequences are not padded, and a token attends to all before it.
+        """The ``attn_implementation`` of a model of transformers: causal, over the tokens of all slices, unpadded.
 
         Args:
-            kernel: ``sdpa``, which takes flash kernels on GPUs.
-
-        Returns:
-            For ``attn_implementation``; ``kernel`` itself where sequences are whole.
-
-        Raises:
-            ConfigError: another kernel is asked for where sequences are split.
+            kernel: Returned where sequences are whole; else only ``sdpa`` is taken, which has flash kernels on GPUs.
         """
         if self.size == 1:
             return kernel
@@ -168,7 +148,7 @@ class SequenceGroup:
             return UlyssesSPAttentionHF(attn=sdpa, process_group=group, **more)
 
         def attend(
-            module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
+            module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, *args: Any, **kwargs: Any
         ) -> Any:
             samples, heads, tokens, width = query.shape
             whole, window = tokens * self.size, kwargs.get("sliding_window")

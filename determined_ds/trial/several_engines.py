@@ -11,7 +11,6 @@ from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.params import PARALLEL_SIZES
 from determined_ds.config.resolve import Where, resolve
-from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
@@ -71,11 +70,8 @@ class SeveralEnginesTrial(ReconciledTrial):
 
     def _decide(self, engine: str) -> dict[str, Any]:
         """The DeepSpeed configuration of an engine, for which ``<engine>_<name>`` overrides ``<name>``."""
-        context, resolved, prefix = self.context, self.resolved, f"{engine}_"
-        stated = getattr(context, "_hyperparameters", None)  # with places, where the context knows them
-        if not isinstance(stated, Document):
-            stated = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
-        changes = []
+        resolved, prefix, changes = self.resolved, f"{engine}_", []
+        stated = resolved.hyperparameters
         for key, value in stated.data.items():
             if (name := str(key).removeprefix(prefix)) == key:
                 continue
