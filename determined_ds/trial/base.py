@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 from attrdict import AttrDict
 from determined import pytorch
@@ -18,7 +19,7 @@ from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError
 from determined_ds.trial import returned
 from determined_ds.trial.ddp import DDP, DDPEngine
-from determined_ds.trial.engine import check_upstream, compile_engine, configure_checkpointing, make_engine
+from determined_ds.trial.engine import CHECKPOINTING, check_upstream, compile_engine, make_engine
 from determined_ds.trial.returned import refused
 from determined_ds.trial.sequence import DeepSpeedMPU, SequenceGroup
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
@@ -222,7 +223,10 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             The engine, registered with the context.
         """
         optimizer, parameters = returned.trained(self, model, ds_config)
-        configure_checkpointing(ds_config)
+        if section := ds_config.get("activation_checkpointing"):  # no engine passes it on
+            # Option by option: with the whole JSON, it would check the batch as if every rank were a replica.
+            options = {name: section[key] for key, name in CHECKPOINTING.items() if key in section}
+            deepspeed.checkpointing.configure(None, **options)
         if self._by_ddp:
             engine: Any = DDPEngine(model, optimizer, parameters, ds_config, self.context.device)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pkgutil
 import weakref
 from collections.abc import Mapping
@@ -63,7 +64,6 @@ CHECKPOINTING = {
     "synchronize_checkpoint_boundary": "synchronize",
     "profile": "profile",
 }
-MUON, FLAG = "muon", "use_muon"
 EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 # Of this process, those that are corrected, each while its trial holds it.
 ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -85,9 +85,6 @@ def check_upstream() -> None:
             problems.append(Problem(key=key, message=message, fix=fix, code="upstream-names"))
     if problems:
         raise ConfigError(problems)
-
-
-# ------------------------------------------------------------------------------------------- made
 
 
 def make_engine(model: Any, optimizer: Any, parameters: Any, ds_config: dict[str, Any], unit: Any) -> Any:
@@ -124,43 +121,28 @@ def _tag_for_muon(own: Any, config: Any, model: torch.nn.Module) -> None:
     """Say which parameters are Muon's, in place of DeepSpeed's ``own`` function.
 
     Muon is made for the matrices within a model; embeddings, heads and vectors are Adam's (Keller Jordan's Muon, in
-    ``runtime/zero/muon/original_muon.py``). DeepSpeed goes by names: ``embed`` and ``lm_head`` are Adam's, and so
-    GPT-2's ``wte`` and ``wpe`` are not. Here embeddings go by their class and heads by what the model says, and a
-    parameter's own ``use_muon``, set before, decides.
+    ``runtime/zero/muon/original_muon.py``). DeepSpeed goes by names, and takes GPT-2's ``wte`` and ``wpe`` for Muon's.
+    Here embeddings go by their class and heads by what the model says, and a parameter's own ``use_muon`` decides.
 
     Source: ``set_optimizer_flags`` in deepspeed 0.19.8's ``__init__.py``.
     """
-    stated = [(each, getattr(each, FLAG)) for each in model.parameters() if hasattr(each, FLAG)]
+    stated = [(each, each.use_muon) for each in model.parameters() if hasattr(each, "use_muon")]
     own(config, model)
-    if config.optimizer_name != MUON:
+    if config.optimizer_name != "muon":
         return
     for module in model.modules():  # whole, or the layers of a pipeline's stage
         get_head = getattr(module, "get_output_embeddings", None)  # of a model of transformers
         head = get_head() if callable(get_head) else None
-        left = [*module.parameters(recurse=False)] if isinstance(module, EMBEDDINGS) else []
-        for parameter in (*left, *(head.parameters() if isinstance(head, torch.nn.Module) else ())):
-            setattr(parameter, FLAG, False)
+        left: list[Any] = [module] if isinstance(module, EMBEDDINGS) else []
+        left += [head] if isinstance(head, torch.nn.Module) else []
+        for parameter in itertools.chain.from_iterable(each.parameters() for each in left):
+            parameter.use_muon = False
     for parameter, value in stated:
-        setattr(parameter, FLAG, value)
-
-
-def configure_checkpointing(ds_config: dict[str, Any]) -> None:
-    """Pass the JSON's ``activation_checkpointing`` to ``deepspeed.checkpointing``, which no engine does.
-
-    Option by option: with the whole JSON, it would check the batch as if every rank were a replica.
-
-    Source: ``configure`` in deepspeed 0.19.8's ``runtime/activation_checkpointing/checkpointing.py``.
-    """
-    if section := ds_config.get("activation_checkpointing"):
-        options = {name: section[key] for key, name in CHECKPOINTING.items() if key in section}
-        deepspeed.checkpointing.configure(None, **options)
+        parameter.use_muon = value
 
 
 def compile_engine(engine: Any) -> None:
     """Have an engine compile its model at its first forward pass, which then takes seconds to minutes.
-
-    A pipeline compiles layer by layer. ZeRO stage 3 fetches parameters between layers, which cuts the model into
-    pieces: it runs, takes longest to compile, and gains little.
 
     Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8; in torch 2.13
     ``donated_buffer`` of ``_functorch/config.py`` and ``_TorchDynamoContext.__call__`` of ``_dynamo/eval_frame.py``.
@@ -173,9 +155,8 @@ def compile_engine(engine: Any) -> None:
         if engine.module.pipe.schedule == ZB_H1:
             # Its backward pass goes through what is compiled twice; buffers that are given away are gone by then.
             torch._functorch.config.donated_buffer = False
-    # torch skips functions of its own files, and compiles what they call of the model's, each by itself. Where a model
-    # is torch's own, such as a Sequential of its layers, nothing is compiled, unless a frame that is not torch's is
-    # around it.
+    # torch skips functions of its own files: of a model that is torch's own, such as a Sequential of layers, nothing is
+    # compiled, unless a frame that is not torch's is around it.
     for module in (engine.module, *layers):
         is_module = isinstance(module, torch.nn.Module) and "forward" not in vars(module)
         if is_module and type(module).forward.__module__.startswith("torch."):
@@ -183,14 +164,8 @@ def compile_engine(engine: Any) -> None:
     engine.compile()
 
 
-# ------------------------------------------------------------------------------------------- corrected
-
-
 def fix_engine(engine: Any) -> None:
     """Correct what ``deepspeed.initialize`` returned; does nothing the second time, or with another kind of engine.
-
-    Raises:
-        ConfigError: this DeepSpeed has other names than those that are corrected.
 
     Source: deepspeed 0.19.8's ``runtime/engine.py`` (``_backward_prologue``, ``clip_fp32_gradients``) and
     ``runtime/zero/stage3.py``.
@@ -225,12 +200,10 @@ def fix_engine(engine: Any) -> None:
     has_experts = bool(divided.expert_layers(engine.module))
 
     def clip_fp32_gradients() -> None:
-        parameters, limit = list(engine.module.parameters()), engine.gradient_clipping()
-        engine._global_grad_norm = (
-            divided.clip_by_all_experts(parameters, limit)
-            if has_experts
-            else clip_grad_norm_(parameters, max_norm=limit, mpu=engine.mpu)
+        clip = (
+            divided.clip_by_all_experts if has_experts else functools.partial(clip_grad_norm_, mpu=engine.mpu)
         )
+        engine._global_grad_norm = clip(list(engine.module.parameters()), max_norm=engine.gradient_clipping())
 
     engine._backward_prologue, engine.clip_fp32_gradients = backward_prologue, clip_fp32_gradients
     ENGINES.add(engine)
@@ -260,12 +233,13 @@ def _fix_pipeline(engine: Any) -> None:
         # A stage with neighbours on both sides receives activations and gradients in the same buffers, whose type is
         # that of the first.
         tensors = buffer if isinstance(buffer, tuple) else (buffer,)
-        if dtypes := sorted({str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()}):
-            sent, stages = ", ".join(dtypes), engine.num_stages
-            message = f"stage {engine.stage_id} sends {sent}; through a middle stage only floats pass"
+        if dtypes := {str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()}:
+            message = (
+                f"stage {engine.stage_id} sends {', '.join(dtypes)}; through a middle stage only floats pass"
+            )
             fix = "make them on the stage that needs them, send them as floats, or use two stages"
             key, code = "hyperparameters.pipe_parallel_size", "pipeline-integers"
-            raise refused(key, message, fix, code, value=stages)
+            raise refused(key, message, fix, code, value=engine.num_stages)
         send(engine, buffer, recv_stage)
 
     engine._send_tensor_meta = send_tensor_meta
@@ -274,8 +248,7 @@ def _fix_pipeline(engine: Any) -> None:
 def _scale_loss(engine: Any) -> None:
     """Scale the loss in fp16 without ZeRO: the engine divides the gradients by a scale that it never multiplied by.
 
-    So small a gradient would vanish in Adam's ``eps``, hardly change weights by SGD, and never be clipped. The norm of
-    the unfused optimizer is of scaled gradients, and is divided by their scale.
+    The norm of the unfused optimizer is of scaled gradients, and is divided by their scale.
 
     Source: ``DeepSpeedEngine.backward`` in deepspeed 0.19.8's ``runtime/engine.py``, which scales for a
     ``ZeROOptimizer`` alone; ``unscale_and_clip_grads`` in ``runtime/fp16/unfused_optimizer.py``.
