@@ -1,17 +1,14 @@
 """Determined's core context on a cluster: it survives a short outage of the master, and stops where the searcher stops.
 
-**Outages.** The calls that a lost answer or a busy master can break are private parts of Determined (0.38.1), since
-ranks wait for each other around them: they are replaced on the objects. A report whose answer is lost is sent again; if
-the master then refuses it as known, that is not a failure. Metrics are sent in the background, so a checkpoint is
-reported, and the best validation read, only after the master has all metrics before it; a trial that is killed just
-then would resume without them.
+**Outages.** Private parts of Determined (0.38.1) are replaced on the objects. A report whose answer is lost is sent
+again; if the master then refuses it as known, that is not a failure. A checkpoint is reported, and the best validation
+read, only after the master has all metrics before it; a trial that is killed just then would resume without them.
 
 **Stops.** The chief reports a validation, and the master passes it to the searcher before it answers. If the searcher
 stops the trial, Determined 0.38.1 sets its state to ``STOPPING_COMPLETED`` and sends no signal: the container would
 train to the end. So the chief reads the state of its trial after each validation, and the run stops as at a preemption,
 with a checkpoint and exit 0, which completes a trial in that state. The stop is not acknowledged: that would ask the
-master to start the trial again. Other states need not be read: a trial that is paused, canceled or preempted gets a
-signal, and a killed one ends.
+master to start the trial again. Other states come with a signal.
 
 Source: ``ReportTrialMetrics``, ``handleSearcherActions``, ``PatchSearcherState``, ``transition`` and
 ``handleAllocationExit`` in determined 0.38.1's ``master/internal/{api_trials,experiment,trial}.go``.
@@ -62,11 +59,7 @@ NO_ANSWER = (errors.BadRequestException, OSError, ValueError, KeyError, TypeErro
 
 @contextlib.contextmanager
 def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.Context]:
-    """Open the core context of a trial on a cluster.
-
-    Args:
-        distributed: The ranks.
-    """
+    """Open the core context of a trial on a cluster, for these ranks."""
     os.environ.setdefault("DET_RETRY_CONFIG", json.dumps(RETRIES))
     with core.init(
         distributed=distributed,
@@ -91,10 +84,9 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
             status, progress = context.train.set_status, context.train.report_progress
             context.train.set_status = lambda value: shown.put((status, value))
             context.train.report_progress = lambda value: shown.put((progress, value))
-            trial = context.info.trial
-            searcher = (trial._config.get("searcher") or {}).get("name") or "single"
+            searcher = (context.info.trial._config.get("searcher") or {}).get("name") or "single"
             if distributed.rank == 0 and searcher not in NEVER_STOP:
-                context.preempt = SearcherStops(context, trial.trial_id, searcher, settle)
+                context.preempt = SearcherStops(context, searcher, settle)
         yield context
         shown.put(None)
         if sender.is_alive():
@@ -104,15 +96,12 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
 def _make_patient(context: Any) -> Callable[..., bool]:
     """Make reports of an opened core context survive lost answers and short outages of the master.
 
-    Returns:
-        A function that waits, at most so many seconds, until the master has all reported metrics, and returns whether
-        it has.
+    Returns a function that waits, at most so many seconds, until the master has all metrics, and says whether it has.
     """
     retry = util.get_max_retries_config()
     # A master refuses what it has with a 500, which must not be retried: these two calls check the answer.
-    session = context._session.with_retry(
-        retry.new(status_forcelist=set(retry.status_forcelist or ()) - {500})
-    )
+    retried = set(retry.status_forcelist or ()) - {500}
+    session = context._session.with_retry(retry.new(status_forcelist=retried))
     session._persist_http_session()  # one connection for all of them, to the end of the process
     metrics, checkpoints, train = context._metrics, context.checkpoint, context.train
     shipper = metrics._shipper
@@ -187,13 +176,12 @@ class SearcherStops:
     It follows the validation reports of ``context``; ``settle`` waits until the master has all metrics.
     """
 
-    def __init__(self, context: Any, trial_id: int, searcher: str, settle: Callable[..., bool]) -> None:
-        self._preempt = context.preempt
-        self._session = context._session.with_retry(0)
-        self._path = f"/api/v1/trials/{trial_id}"
-        self._searcher = searcher
-        self._settle = settle
-        self._is_due = self._has_warned = self._is_stopped = False
+    def __init__(self, context: Any, searcher: str, settle: Callable[..., bool]) -> None:
+        self._preempt, self._session = context.preempt, context._session.with_retry(0)
+        self._path = f"/api/v1/trials/{context.info.trial.trial_id}"
+        self._settle, self._why = settle, f"by the searcher ({searcher})"
+        self.reason = ""  # why the run stops, if because of the searcher
+        self._is_due = self._has_warned = False
         self._not_before_s = 0.0
         report = context.train.report_validation_metrics
 
@@ -206,11 +194,6 @@ class SearcherStops:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._preempt, name)
 
-    @property
-    def reason(self) -> str:
-        """Why the run stops, if because of the searcher; else empty."""
-        return f"by the searcher ({self._searcher})" if self._is_stopped else ""
-
     def should_preempt(self, auto_ack: bool = True) -> bool:
         """Whether to stop. Only a signal is acknowledged, at once with ``auto_ack``."""
         is_signalled = bool(self._preempt.should_preempt(auto_ack))
@@ -219,7 +202,7 @@ class SearcherStops:
                 if not self._settle(PATIENCE_S):
                     raise TimeoutError("it has not taken the last metrics yet")
                 answer = self._session.get(self._path, timeout=PATIENCE_S).json()
-                self._is_stopped = answer["trial"]["state"] == STOPPED
+                self.reason = self._why if answer["trial"]["state"] == STOPPED else ""
                 self._is_due = False
             except NO_ANSWER as error:
                 self._not_before_s = time.monotonic() + AGAIN_AFTER_S
@@ -227,4 +210,4 @@ class SearcherStops:
                     self._has_warned = True
                     message = "cannot read whether the searcher has stopped this trial; it is asked again: %r"
                     logger.warning(message, error)
-        return is_signalled or self._is_stopped
+        return is_signalled or bool(self.reason)

@@ -38,34 +38,23 @@ def on_cluster() -> bool:
 
 
 def error_lines(error: BaseException) -> list[str]:
-    """The lines that say why a task ends, one for each problem: key, value, reason and fix.
-
-    Args:
-        error: What was raised; a :class:`~determined_ds.errors.ConfigError` has a line for each of its problems.
-    """
+    """The lines that say why a task ends, one for each problem: key, value, reason and fix."""
     if isinstance(error, ConfigError):
         return [_line(ERROR, problem) for problem in error.problems]
     return lines_of(ERROR, str(error) or type(error).__name__)
 
 
 def lines_of(level: str, text: str) -> list[str]:
-    """A message as lines that each have their level; what is indented belongs to the line above it.
-
-    Args:
-        level: ``ERROR`` or ``WARNING`` of this module.
-        text: It, of one or more lines.
-    """
+    """A message as lines that each have their level; what is indented belongs to the line above it."""
     return [_line(level, each) for each in re.split(r"\n+(?=\S)", text.strip())]
 
 
 def _line(level: str, what: Problem | str) -> str:
-    lines = [line.strip() for line in str(what).splitlines()]
     text = ""
-    for line in filter(None, lines):
-        is_fix = line.startswith("fix: ")
+    for line in filter(None, map(str.strip, str(what).splitlines())):
         if text:
-            text = f"{text.rstrip('.')}; " if is_fix else f"{text} "
-        text += f"fix: {line.removeprefix('fix: ')}" if is_fix else line
+            text = f"{text.rstrip('.')}; " if line.startswith("fix: ") else f"{text} "
+        text += line
     for said in (level, level.lower()):  # by those who print messages without a level as well
         text = text.removeprefix(said)
     return level + text

@@ -26,7 +26,6 @@ from determined_ds.experiment.entrypoint import read_entrypoint
 from determined_ds.extensions import before_ranks
 from determined_ds.train.rank import Here
 
-SLOTS = "slots_per_trial"
 # Where determined 0.38.1 writes which of an allocation's containers this is (``determined/_info.py``).
 RENDEZVOUS = Path("/run/determined/info/rendezvous.json")
 # A container that ends with an error ends the others: the first may need this long to report why.
@@ -69,23 +68,36 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
         The exit code to end the task with: 0 for a point that its searcher drops. None where ranks can start.
     """
     config = json.loads(environment["DET_EXPERIMENT_CONFIG"])
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    for option in ("--accelerator", "--measure", "--engine"):
+        parser.add_argument(option)
+    parser.add_argument("--test", action="store_true")
     try:
         entrypoint = read_entrypoint(config.get("entrypoint"))
-    except EntrypointError:  # the user's own command, which may do anything
+        options, _ = parser.parse_known_args(entrypoint.options)
+    except (EntrypointError, argparse.ArgumentError):  # the user's own command, which may do anything
         return None
     if entrypoint.is_script or entrypoint.is_legacy:  # its code may state what it trains with
         return None
-    ranks_stated = (config.get("resources") or {}).get(SLOTS)
-    ranks = ranks_stated or slots
-    machines = -(-ranks // slots)
-    trial = None
+    ranks = (config.get("resources") or {}).get("slots_per_trial") or slots
+    machines, trial = -(-ranks // slots), None
     try:
         hparams = json.loads(environment["DET_HPARAMS"])
         trial = Here.of_mappings(hparams, config, int(environment["DET_TRIAL_SEED"]), on_cluster=True)
-        _decide(trial, entrypoint.options, ranks=ranks, machines=machines)
+        if (accelerator := detect_without_torch(options.accelerator)) is None:
+            return None
+        resolved = trial.resolve(accelerator, ranks=ranks, machines=machines)
+        missing = no_length(trial.hyperparameters)
+        if missing and not options.test and not options.measure:
+            raise ConfigError(missing)
+        if options.engine in (None, "deepspeed"):
+            before_ranks(resolved, os.environ)
     except ConfigError as error:
-        drops = trial is not None and trial.drops_point(error)
-        is_first = machines == 1 or _is_first()
+        drops, is_first = trial is not None and trial.drops_point(error), True
+        if machines > 1:  # wait until all of the allocation's containers are there
+            meet = [sys.executable, "-m", "determined.exec.prep_container", "--rendezvous"]
+            if subprocess.call(meet, stdout=subprocess.DEVNULL) == 0:  # else rather reported twice
+                is_first = json.loads(RENDEZVOUS.read_text())["container_rank"] == 0
         if drops and is_first:
             _drop(error)
         elif is_first:
@@ -94,34 +106,6 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
             time.sleep(FIRST_SAYS_WHY_S)
         return 0 if drops else error.exit_code
     return None
-
-
-def _decide(trial: Here, words: tuple[str, ...], *, ranks: int, machines: int) -> None:
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    for option in ("--accelerator", "--measure", "--engine"):
-        parser.add_argument(option)
-    parser.add_argument("--test", action="store_true")
-    try:
-        options, _ = parser.parse_known_args(words)
-    except argparse.ArgumentError:
-        return
-    accelerator = detect_without_torch(options.accelerator)
-    if accelerator is None:
-        return
-    resolved = trial.resolve(accelerator, ranks=ranks, machines=machines)
-    missing = no_length(trial.hyperparameters)
-    if missing and not options.test and not options.measure:
-        raise ConfigError(missing)
-    if options.engine in (None, "deepspeed"):
-        before_ranks(resolved, os.environ)
-
-
-def _is_first() -> bool:
-    """Whether this is the first of the allocation's containers; waits until all of them are there."""
-    meet = [sys.executable, "-m", "determined.exec.prep_container", "--rendezvous"]
-    if subprocess.call(meet, stdout=subprocess.DEVNULL):
-        return True  # better reported twice than not at all
-    return bool(json.loads(RENDEZVOUS.read_text())["container_rank"] == 0)
 
 
 def _drop(error: ConfigError) -> None:

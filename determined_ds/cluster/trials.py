@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 
 GROUPS = ("training", "validation")
 SUMMARIES = {"avg_metrics": "training", "validation_metrics": "validation"}  # the names of their summaries
-ENDED = {"COMPLETED": r.COMPLETED, "CANCELED": r.STOPPED, "PAUSED": r.STOPPED, "ERROR": r.FAILED}
 LOGIN = "log in: det user login NAME; or export DET_USER and DET_PASS"
 
 
 def recorded_trials(
     trials: Sequence[int], experiments: Sequence[int], master: str | None
 ) -> list[tuple[int, RecordedRun]]:
-    """Trials by their ids, and all those of experiments, each once.
-
-    ``master`` is its address; None: that of ``DET_MASTER``.
+    """Trials by their ids, and all those of experiments, each once; ``master`` is as for :func:`master_client`.
 
     Raises:
         ConfigError: no master answers, it refuses the user, or it has no such trial or experiment.
@@ -121,17 +118,20 @@ def _recorded(trial: Any) -> RecordedRun:
 
     kept = [each for each in trial.list_checkpoints() if each.state == CheckpointState.COMPLETED]
     steps = {each.uuid: int(as_number((each.metadata or {}).get("steps_completed")) or 0) for each in kept}
-    newest_first = sorted(steps, key=steps.__getitem__, reverse=True)
+    newest_first = sorted(steps.items(), key=lambda item: item[1], reverse=True)
+    checkpoints = tuple(Checkpoint(uuid=own, steps_completed=at, path=Path(own)) for own, at in newest_first)
 
     state = str(found.state.value).removeprefix("STATE_").removeprefix("STOPPING_")
-    reasons = {
-        "CANCELED": "it was canceled",
-        "PAUSED": f"it is paused; to resume it: det experiment activate {found.experimentId}",
-        "ERROR": f"it ended with an error; to see its log: det trial logs {found.id}",
+    ended = {
+        "COMPLETED": (r.COMPLETED, None),
+        "CANCELED": (r.STOPPED, "it was canceled"),
+        "PAUSED": (r.STOPPED, f"it is paused; to resume it: det experiment activate {found.experimentId}"),
+        "ERROR": (r.FAILED, f"it ended with an error; to see its log: det trial logs {found.id}"),
     }
     batches, result = int(found.totalBatchesProcessed or 0), None
-    if state in ENDED:
-        result = RunResult(status=ENDED[state], reason=reasons.get(state), steps_completed=batches)
+    if state in ended:
+        status, reason = ended[state]
+        result = RunResult(status=status, reason=reason, steps_completed=batches)
 
     return RecordedRun(
         path=Path(f"trial-{trial.id}"),
@@ -139,11 +139,9 @@ def _recorded(trial: Any) -> RecordedRun:
         ds_config={},
         launches=_launches(trial, found, config, records),
         records=tuple(records),
-        checkpoints=tuple(
-            Checkpoint(uuid=uuid, steps_completed=steps[uuid], path=Path(uuid)) for uuid in newest_first
-        ),
+        checkpoints=checkpoints,
         result=result,
-        is_running=state not in ENDED,
+        is_running=result is None,
     )
 
 

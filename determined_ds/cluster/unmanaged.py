@@ -46,8 +46,7 @@ class MasterReport:
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any], hparams: Mapping[str, Any]) -> None:
         self._run_dir = RunDir(run_dir)
-        self._config = masked(config)
-        self._hparams = masked({"hyperparameters": dict(hparams)})["hyperparameters"]
+        self._config = masked({**config, "hyperparameters": dict(hparams)})
         self._context: Any = None
         self._failed = False
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
@@ -55,46 +54,27 @@ class MasterReport:
         self._thread.start()
         self._jobs.put(self._open)
 
-    def metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Report metrics, which can be written as JSON."""
-        self._jobs.put(lambda: self._context.train.report_metrics(group, steps_completed, metrics))
-
-    def checkpoint(self, storage_id: str, resources: Any, metadata: Any) -> None:
-        """Report a checkpoint that lies in the run directory."""
-        self._jobs.put(lambda: self._context.checkpoint._report_checkpoint(storage_id, resources, metadata))
-
-    def deleted(self, storage_id: str, resources: Any) -> None:
-        """Report that a checkpoint was deleted."""
-        self._jobs.put(lambda: self._context.checkpoint._report_checkpoint_deleted(storage_id, resources))
-
-    def progress(self, progress: float) -> None:
-        """Report the share that is trained, from 0 to 1."""
-        self._jobs.put(lambda: self._context.train.report_progress(progress))
+    def send(self, part: str, method: str, *args: Any) -> None:
+        """Call a method of a part of the core context, such as ``train`` and ``report_progress``."""
+        self._jobs.put(lambda: getattr(getattr(self._context, part), method)(*args))
 
     def __enter__(self) -> MasterReport:
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Report the end, and wait at most :data:`LAST_S` until all is reported."""
-
-        def close() -> None:
-            self._context._metrics.close()
-            self._context._heartbeat.close(*error)
-
-        self._jobs.put(close)
+        self.send("_metrics", "close")
+        self.send("_heartbeat", "close", *error)
         self._jobs.put(None)
         self._thread.join(LAST_S)
         if self._thread.is_alive():
             self._warn(f"it has not taken all reports within {LAST_S:.0f} s")
 
-    # ---------------------------------------------------------------------------------- in the thread
-
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            if self._failed:
-                continue
             try:
-                job()
+                if not self._failed:
+                    job()
             except Exception as error:
                 self._warn(str(error) or type(error).__name__)
 
@@ -114,7 +94,7 @@ class MasterReport:
             write_whole(self._run_dir.master, json.dumps({"external_id": name}) + "\n")
         config = core_v2.Config(
             **{key: self._config.get(key) for key in SHOWN},
-            hparams=self._hparams,
+            hparams=self._config["hyperparameters"],
             searcher={
                 "name": "single",
                 "metric": searcher.get("metric"),
@@ -124,13 +104,11 @@ class MasterReport:
             external_experiment_id=name,
             external_trial_id=name,
         )
+        mode = core_v2.TensorboardMode.MANUAL
         # A script finds the trial of its run as if on a cluster, which core_v2 would take for its own.
         with mock.patch.object(_core_v2, "determined", SimpleNamespace(get_cluster_info=lambda: None)):
-            context: Any = core_v2.init_context(
-                config=config, client=client, tensorboard_mode=core_v2.TensorboardMode.MANUAL
-            )
-        # Where it would put TensorBoard's files, among the checkpoints.
-        # Source: ``_make_v2_context`` in determined 0.38.1.
+            context: Any = core_v2.init_context(config=config, client=client, tensorboard_mode=mode)
+        # Where it would put TensorBoard's files, among the checkpoints: _make_v2_context in determined 0.38.1.
         shutil.rmtree(self._run_dir.checkpoints / context.info.cluster_id, ignore_errors=True)
         # A failed report also shows that the master does not answer.
         logging.getLogger("determined.core").addFilter(lambda record: "heartbeat" not in record.getMessage())

@@ -111,14 +111,14 @@ class _Reports(core.DummyTrainContext):
         record = {"group": group, "steps_completed": steps_completed, "metrics": metrics}
         append_record(self._there.metrics, {**record, "time": round(time.time(), 3)})
         if self._report is not None:
-            self._report.metrics(group, steps_completed, jsonable(metrics))
+            self._report.send("train", "report_metrics", group, steps_completed, jsonable(metrics))
         if group == "validation":
             self._note_best(metrics)
 
     def report_progress(self, progress: float) -> None:
         HEART.beat()  # the terminal shows it
         if self._report is not None:
-            self._report.progress(progress)
+            self._report.send("train", "report_progress", progress)
 
     def report_early_exit(self, reason: core.EarlyExitReason) -> None:
         """Refuse the point: the core context calls this for ``det.InvalidHP``, and would then exit with status 0."""
@@ -214,12 +214,12 @@ class _Checkpoints(core.DummyCheckpointContext):
             self._script.begun()
         self._files.publish(storage_id, metadata)
         if self._report is not None:
-            self._report.checkpoint(storage_id, resources, metadata)
+            self._report.send("checkpoint", "_report_checkpoint", storage_id, resources, metadata)
 
     def _report_checkpoint_deleted(self, storage_id: str, resources: Any = None) -> None:
         self._files.relink()
         if self._report is not None:
-            self._report.deleted(storage_id, resources)
+            self._report.send("checkpoint", "_report_checkpoint_deleted", storage_id, resources)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         return read_object(self._files.folder / storage_id / METADATA)
