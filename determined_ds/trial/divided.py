@@ -1,11 +1,8 @@
 """Models that DeepSpeed divides among ranks: layers by its AutoTP, experts by its AutoEP.
 
-Of AutoTP, ``model_parallel_size`` ranks make a group, which holds one copy of the model and reads the same batches; its
-first rank reports. DeepSpeed replaces the linear layers by parts of them; norms and embeddings stay whole on each rank.
-
-Of AutoEP, each mixture-of-experts layer of a Hugging Face model is replaced by one that holds a part of the experts.
-Its parameters are marked with those of the original model that they are parts of: by these names and in these shapes
-checkpoints hold them.
+Of AutoTP, ``model_parallel_size`` ranks make a group, which holds one copy of the model and reads the same batches;
+its first rank reports. Of AutoEP, each mixture-of-experts layer of a Hugging Face model is replaced by one that holds a
+part of the experts, and its parameters are marked with the original ones, by which checkpoints hold them.
 """
 
 from __future__ import annotations
@@ -132,8 +129,6 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
         raise undivided(message, fix)
 
 
-# ------------------------------------------------------------------------------------------- experts
-
 Original = tuple[tuple[int, ...], "weakref.ref[torch.Tensor]"]  # shape; the tensor, which is not kept alive
 
 
@@ -185,9 +180,7 @@ def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
 
 @contextlib.contextmanager
 def _recorders_by_name() -> Iterator[None]:
-    """Let AutoEP ask transformers by the name of a class which outputs are recorded.
-
-    transformers 5.23 takes the model itself, and AutoEP fails with a TypeError.
+    """Let AutoEP ask transformers by the name of a class which outputs are recorded; 5.23 takes the model itself.
 
     Source: ``_CanRecordRegistry`` in transformers' ``utils/output_capturing.py``;
     ``_install_instance_transformers_output_recorders`` in deepspeed 0.19.8's ``module_inject/auto_ep_presets/base.py``.

@@ -8,9 +8,8 @@ DeepSpeed's engine does what a pass does, and all that comes before and after th
 a rank, what passes between ranks, and backward passes in two: for the inputs of a part, and for its weights, later.
 
 Source: ``DualPipeVEngine`` in deepspeed 0.19.8's ``runtime/pipe/dualpipev.py``, which does the same for one schedule.
-Of backward passes in two: Qi et al. 2023, arXiv:2401.10241, section 2; ``stage_backward_input`` and
-``stage_backward_weight`` in torch 2.13's ``distributed/pipelining/_backward.py``. The latter sets ``.grad`` itself,
-past the hooks on gradients by which ZeRO and DeepSpeed's bf16 optimizer take them, so the weights' pass is here.
+Of backward passes in two: arXiv:2401.10241, section 2; torch 2.13's ``distributed/pipelining/_backward.py``, whose
+``stage_backward_weight`` sets ``.grad`` past the hooks by which ZeRO and DeepSpeed's bf16 optimizer take gradients.
 """
 
 from __future__ import annotations
@@ -160,8 +159,6 @@ class PlannedEngine(PipelineEngine):
         super().reset_activation_shape()
         self._specs.clear()
 
-    # ------------------------------------------------------------------------------------------- passes
-
     def _beside(self, buffer_id: int, by: int) -> int:
         """The buffer of the same micro-batch, so many parts further on."""
         return buffer_id + by * self._planned.micro_batches
@@ -208,6 +205,7 @@ class PlannedEngine(PipelineEngine):
     def _exec_backward_pass(self, buffer_id: int, part: int) -> None:
         with self._backward_of(buffer_id, part):
             self._active = part
+            self.module.activate(part)
             super()._exec_backward_pass(buffer_id)
             self._active = None
 
@@ -217,8 +215,11 @@ class PlannedEngine(PipelineEngine):
         Held for its weights are groups of parameters, with the nodes of the graph where their way leaves that to the
         inputs, and the gradients that arrived there; or outputs with their gradients, if all of it is the weights'.
         """
-        buffers = self.pipe_buffers
-        with self._backward_of(buffer_id, part), self._running_backward():
+        buffers, groups = self.pipe_buffers, list[dict[str, Any]]()
+        with self._backward_of(buffer_id, part):
+            self._running_engine_backward = (
+                True  # as in DeepSpeed's own: hooks refuse what the engine has not begun
+            )
             if part == self._last:
                 outputs = [self.scale(self._scale_loss_by_gas(self.loss))]
                 gradients = [torch.ones_like(outputs[0])]
@@ -226,7 +227,6 @@ class PlannedEngine(PipelineEngine):
                 outputs, gradients = _floats(buffers["outputs"][buffer_id]), _listed(self.grad_layer)
             taken = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
             inputs = _listed(buffers["inputs"][buffer_id])
-            groups: list[dict[str, Any]] = []
             if taken and any(each.requires_grad for each in inputs):
                 # Loading it takes a second, which only such a schedule needs.
                 from torch.distributed.pipelining._backward import stage_backward_input
@@ -235,48 +235,37 @@ class PlannedEngine(PipelineEngine):
                 parameters = (each for each in self.module.parameters() if each.requires_grad)
                 _, groups = stage_backward_input([joined], None, inputs, parameters)
             self._held[buffer_id] = groups, [] if groups else taken
+            self._running_engine_backward = False
 
     def _exec_weight_pass(self, buffer_id: int, part: int) -> None:
         """The gradients of a part's weights, which are added to their ``.grad``; the graph is freed."""
         groups, whole = self._held.pop(buffer_id)
         # From one node of a weight that is used twice, gradients reach the next one through nodes that others need.
         is_kept = any(len(group["intermediates"]) > 1 for group in groups)
-        with self._running_backward():
-            if self.using_bf16_optimizer:
-                self.optimizer.clear_lp_grads()
-            if whole:
-                torch.autograd.backward([each for each, _ in whole], [grad for _, grad in whole])
-            for group in groups:
-                edges = []
-                with contextlib.ExitStack() as hooks:
-                    for node, grads in zip(group.pop("intermediates"), group.pop("grads", ()), strict=False):
-                        if not (found := [pair for pair in enumerate(grads or ()) if pair[1] is not None]):
-                            continue
+        self._running_engine_backward = True
+        if self.using_bf16_optimizer:
+            self.optimizer.clear_lp_grads()
+        if whole:
+            torch.autograd.backward([each for each, _ in whole], [grad for _, grad in whole])
+        for group in groups:
+            edges = []
+            with contextlib.ExitStack() as hooks:
+                for node, grads in zip(group.pop("intermediates"), group.pop("grads", ()), strict=False):
+                    if found := [pair for pair in enumerate(grads or ()) if pair[1] is not None]:
                         edges += [(GradientEdge(node, at), gradient) for at, gradient in found]
-                        # Nodes take what arrived there in the first pass: neither more from one another, nor by a
-                        # hook twice.
+                        # Nodes take what arrived in the first pass: neither more from one another, nor by a hook twice.
                         hooks.callback(node.register_prehook(lambda _, own=grads: own).remove)
-                    if edges:
-                        at_edges, gradients = zip(*edges, strict=True)
-                        own = [node.variable for node in group["params"]]
-                        torch.autograd.backward(at_edges, gradients, retain_graph=is_kept, inputs=own)
-            if self.using_bf16_optimizer:  # does nothing where hooks on the gradients have done it
-                self.optimizer.update_hp_grads()
+                if edges:
+                    at_edges, gradients = zip(*edges, strict=True)
+                    own = [node.variable for node in group["params"]]
+                    torch.autograd.backward(at_edges, gradients, retain_graph=is_kept, inputs=own)
+        if self.using_bf16_optimizer:  # does nothing where hooks on the gradients have done it
+            self.optimizer.update_hp_grads()
+        self._running_engine_backward = False
 
     def _backward_prologue_per_tensor(self, grad: Any) -> Any:
         """The loss is divided by the micro-batches before a backward pass, so its gradients are not."""
         return grad
-
-    @contextlib.contextmanager
-    def _running_backward(self) -> Iterator[None]:
-        """As in DeepSpeed's own backward passes: hooks refuse one that the engine has not begun."""
-        self._running_engine_backward = True
-        try:
-            yield
-        finally:
-            self._running_engine_backward = False
-
-    # ------------------------------------------------------------------------------------------- messages
 
     def _exec_send_activations(self, buffer_id: int, part: int, peer: int) -> None:
         outputs, taker = self.pipe_buffers["outputs"][buffer_id], part + 1

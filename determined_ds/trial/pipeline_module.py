@@ -1,7 +1,6 @@
 """A ``PipelineModule`` for any schedule of :mod:`determined_ds.pipe`, whose layers draw random numbers by their place.
 
-A rank holds one part of the model or several, cut at given bounds or by DeepSpeed's methods; ``forward`` computes the
-part that is active.
+A rank holds one part of the model or several; ``forward`` computes the one that is active.
 
 Where a rank's layers draw from its one generator, dropout depends on how many ranks there are and in which order they
 compute. Here each layer has a seed of its own in each pass (:func:`seed_of`). So any schedule on any number of ranks
@@ -96,7 +95,6 @@ class ScheduledModule(PipelineModule):
         self._set_bounds(self.parts[part], self.parts[part + 1])
 
     def _in_each_part(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Do what the base does with its one part."""
         for part in self.own_parts:
             self.activate(part)
             method(*args, **kwargs)
@@ -118,21 +116,6 @@ class ScheduledModule(PipelineModule):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         self._in_each_part(super().compile, *args, **kwargs)
-
-    def seed_passes(self, seed: int, replica: int, step: Callable[[], int]) -> None:
-        """Have the layers draw by their place in the training, whose steps taken ``step`` returns."""
-        passes: Counter[int] = Counter()  # through each part since the step began
-        began = -1
-
-        def of_pass(first_layer: int) -> Callable[[int], int]:
-            nonlocal began
-            if (now := step()) != began:
-                began = now
-                passes.clear()
-            passes[first_layer] += 1  # each schedule has the micro-batches of a part in order
-            return partial(seed_of, seed, replica, now, passes[first_layer] - 1)
-
-        self.seeds = of_pass
 
     def forward(self, forward_input: Any) -> Any:
         if self.seeds is None or not self.training:
@@ -162,9 +145,24 @@ class ScheduledModule(PipelineModule):
 
 def seed_layers(engines: Iterable[Any], seed: int, replica: int) -> None:
     """Have the layers of a trial's pipelines draw by their place in the training; other engines are left alone."""
+
+    def of_engine(engine: Any) -> Callable[[int], Callable[[int], int]]:
+        passes: Counter[int] = Counter()  # through each part since the step began
+        began = -1
+
+        def of_pass(first_layer: int) -> Callable[[int], int]:
+            nonlocal began
+            if (now := engine.global_steps) != began:
+                began = now
+                passes.clear()
+            passes[first_layer] += 1  # each schedule has the micro-batches of a part in order
+            return partial(seed_of, seed, replica, now, passes[first_layer] - 1)
+
+        return of_pass
+
     for engine in engines:
         if isinstance(module := getattr(engine, "module", None), ScheduledModule):
-            module.seed_passes(seed, replica, partial(getattr, engine, "global_steps"))
+            module.seeds = of_engine(engine)
 
 
 def _seed(seed: int) -> None:
