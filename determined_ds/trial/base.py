@@ -85,8 +85,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
         Refuses what Determined's own loop would silently leave out.
         """
-        resolved = getattr(context, "resolved", None)
-        if isinstance(resolved, ResolvedConfig):
+        if isinstance(resolved := getattr(context, "resolved", None), ResolvedConfig):
             return resolved
         has_hook = type(self).on_step_end is not ReconciledTrial.on_step_end
         if has_hook or isinstance(self.validation_metrics, Mapping):
@@ -107,18 +106,11 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """Build the bare model, on the CPU, with its initial weights: the same on every rank that holds it."""
 
     def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:
-        """Build your own optimizer over parameters of ``model``, in place of the one in the DeepSpeed JSON.
-
-        Args:
-            model: What :meth:`build_model` returned.
-        """
+        """Build your own optimizer over parameters of ``model``, in place of the one in the DeepSpeed JSON."""
         return None
 
     def build_parameters(self, model: torch.nn.Module) -> Any:
         """Choose the parameters that the JSON's optimizer trains; by default all that require a gradient.
-
-        Args:
-            model: What :meth:`build_model` returned.
 
         Returns:
             Parameters, or groups such as ``{"params": [...], "weight_decay": 0.0}``.
@@ -177,9 +169,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """This rank's slice of a micro-batch, where ranks share sequences: what :meth:`loss` is called with.
 
         Labels are shifted before, in the dataset or here: the last token of a slice has its label in the next one.
-
-        Args:
-            batch: ``(samples, tokens, ...)`` tensors on the device; the same on all ranks of :attr:`sequence`.
+        Tensors are ``(samples, tokens, ...)``, the same on all ranks of :attr:`sequence`.
         """
         return self.sequence.cut(batch)
 
@@ -193,9 +183,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         length = self.resolved.fit.max_length
         if length is None or length.unit != "batches" or not isinstance(length.value, int):
             message = "total_steps needs the length of training in batches"
-            value = None if length is None else f"{length.value} {length.unit}"
             fix, key = "write fit: {max_length: {batches: N}}", "hyperparameters.fit.max_length"
-            raise refused(key, message, fix, "total-steps", value=value)
+            raise refused(key, message, fix, "total-steps", value=length and f"{length.value} {length.unit}")
         return length.value
 
     def save(self, context: Any, path: Path) -> None:
@@ -324,10 +313,7 @@ class DataParallelTrial(ReconciledTrial):
     def train_batch(
         self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
     ) -> dict[str, Any]:
-        """Train one micro-batch, and return the metrics of :meth:`loss`; see Determined's method of this name.
-
-        The engine steps at the end of an accumulation.
-        """
+        """Train one micro-batch, and return the metrics of :meth:`loss`; the engine steps after an accumulation."""
         assert dataloader_iter is not None
         batch = self.split_sequence(self.context.to_device(next(dataloader_iter)))
         metrics = returned.losses(self, self.loss(self.engine, batch))
@@ -338,5 +324,4 @@ class DataParallelTrial(ReconciledTrial):
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
         """The metrics of the next micro-batch by :meth:`evaluate`; see Determined's method of this name."""
         assert dataloader_iter is not None
-        batch = self.split_sequence(self.context.to_device(next(dataloader_iter)))
-        return self.evaluate(self.engine, batch)
+        return self.evaluate(self.engine, self.split_sequence(self.context.to_device(next(dataloader_iter))))

@@ -22,7 +22,6 @@ from deepspeed.utils.timer import NoopTimer
 
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.pipe.orders import ZB_H1
 from determined_ds.trial import divided
 from determined_ds.trial.instruction_times import ATTRIBUTE, InstructionTimes
 from determined_ds.trial.pipeline_engine import PlannedEngine
@@ -144,17 +143,14 @@ def _tag_for_muon(own: Any, config: Any, model: torch.nn.Module) -> None:
 def compile_engine(engine: Any) -> None:
     """Have an engine compile its model at its first forward pass, which then takes seconds to minutes.
 
-    Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8; in torch 2.13
-    ``donated_buffer`` of ``_functorch/config.py`` and ``_TorchDynamoContext.__call__`` of ``_dynamo/eval_frame.py``.
+    Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8; ``_TorchDynamoContext`` in
+    torch 2.13's ``_dynamo/eval_frame.py``.
     """
     from torch._dynamo.external_utils import wrap_inline  # loading it takes seconds
 
     layers = getattr(engine.module, "forward_funcs", ())
     if isinstance(engine.module, ScheduledModule):
         layers = [layer for part in engine.module.functions.values() for layer in part]
-        if engine.module.pipe.schedule == ZB_H1:
-            # Its backward pass goes through what is compiled twice; buffers that are given away are gone by then.
-            torch._functorch.config.donated_buffer = False
     # torch skips functions of its own files: of a model that is torch's own, such as a Sequential of layers, nothing is
     # compiled, unless a frame that is not torch's is around it.
     for module in (engine.module, *layers):
@@ -187,8 +183,7 @@ def fix_engine(engine: Any) -> None:
         setattr(optimizer, AVERAGED, lambda *args: [part.mul(size) for part in averaged(*args)])
 
     # Without ZeRO, an engine refuses any backward pass that it did not begin itself. One of another engine goes
-    # through, as a generator's goes through its discriminator. The gradients that it leaves are not reduced over
-    # ranks, and are to be cleared before the engine's own pass: engine.zero_grad().
+    # through, as a generator's through its discriminator; the author clears the gradients that it leaves.
     prologue = engine._backward_prologue
 
     def backward_prologue() -> None:
@@ -218,9 +213,8 @@ def _fix_pipeline(engine: Any) -> None:
     if not engine.steps_per_print():
         engine.timers.timers[TRAIN_BATCH_TIMER] = NoopTimer.Timer()  # it would keep a record of every batch
     if engine.grid.get_slice_parallel_world_size() == 1:
-        # With neither ZeRO nor half precision, a parameter on another stage counts only if it is marked as one that
-        # no other rank holds. The copies of a tied weight are counted on one stage alone. Where slices share layers,
-        # the model marks them.
+        # With neither ZeRO nor half precision, a parameter on another stage counts only if it is marked as one that no
+        # other rank holds; copies of a tied weight count on one stage. Where slices share layers, the model marks them.
         for parameter in engine.module.parameters():
             parameter.model_parallel = not getattr(parameter, "ds_pipe_replicated", False)
     if engine.num_stages > 1:
@@ -266,8 +260,8 @@ def _scale_loss(engine: Any) -> None:
         norm = kind.get_global_grad_norm(engine)
         return None if norm is None else norm / used
 
-    engine.backward = lambda loss, *args, **kwargs: (
-        kind.backward(engine, scaled(loss), *args, **kwargs) / used
+    engine.backward = lambda loss, *more, **options: (
+        kind.backward(engine, scaled(loss), *more, **options) / used
     )
     engine.scale = lambda loss: kind.scale(engine, scaled(loss))
     if isinstance(optimizer, FP16_UnfusedOptimizer):

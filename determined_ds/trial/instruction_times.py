@@ -4,8 +4,6 @@ A stage works while it loads a micro-batch, runs it forward, or runs it backward
 batch's schedule to the end of its last micro-batch, is waiting, its share the pipeline's bubble: for a neighbour, for
 the wire (sending and receiving counts as waiting), and for the host between two instructions. The reduction of
 gradients and the optimizer's step are not counted: they are the same without a pipeline.
-
-Source: ``PipelineEngine._exec_schedule`` and ``_INSTRUCTION_MAP`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
 """
 
 from __future__ import annotations

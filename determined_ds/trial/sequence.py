@@ -3,8 +3,7 @@
 1. The loader gives every rank of a group the same micro-batch; ``cut`` keeps this rank's slice of its tokens.
 2. The model computes on the slice, at the ``positions`` that it has in the whole.
 3. Attention alone needs all tokens: an all-to-all exchanges slices of all heads for all tokens of some heads, and back.
-4. ``mean`` makes the loss of the group of the sums of its ranks; its gradient is that of this rank's part.
-5. DeepSpeed adds up the gradients of a group, and averages over the replicas.
+4. ``mean`` makes the loss of the group; DeepSpeed adds up its gradients, and averages over the replicas.
 
 Source: deepspeed 0.19.8 ``runtime/sequence_parallel/ulysses_sp.py``, ``parallel_state_sp.py``; ``sequence/layer.py``.
 """
@@ -140,12 +139,11 @@ class SequenceGroup:
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
         from transformers import AttentionInterface
 
-        sdpa, group = AttentionInterface()[kernel], self.process_group
-
-        @functools.cache  # by the shape of a batch
-        def exchanging(**sizes: int) -> Any:
-            more = {"num_hidden_layers": 1, "seq_length_is_variable": True, **sizes}
-            return UlyssesSPAttentionHF(attn=sdpa, process_group=group, **more)
+        how = {"attn": AttentionInterface()[kernel], "process_group": self.process_group}
+        how |= {"num_hidden_layers": 1, "seq_length_is_variable": True}
+        exchanging = functools.cache(
+            functools.partial(UlyssesSPAttentionHF, **how)
+        )  # by the shape of a batch
 
         def attend(
             module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, *args: Any, **kwargs: Any

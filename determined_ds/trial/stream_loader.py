@@ -56,9 +56,7 @@ class StreamLoader:
         self.workers = {"num_workers": num_workers, **workers}
         self.worker_init_fn = worker_init_fn
         if hasattr(dataset, "__next__") and not hasattr(dataset, "load_state_dict"):
-            message = (
-                "an iterator can be read only once: neither replicas nor a resumed run can begin it again"
-            )
+            message = "an iterator can be read only once: no replica or resumed run can begin it again"
             fix = "give the function that makes it, and not what it returns: training_loader(read)"
             raise refused("dataset", message, fix, "stream-iterator", value=type(dataset).__name__)
 
