@@ -3,15 +3,13 @@
 A model is cut into ``ranks * chunks`` parts, and a rank holds ``chunks`` of them. ``looped`` schedules give part ``i``
 to rank ``i % ranks``; ``dualpipev`` folds the parts into a V, so that rank 0 holds the first and the last one.
 
-=============  ======  ==========================================================================================
-``gpipe``      1       all forward passes, then all backward passes. Huang et al. 2018, arXiv:1811.06965
-``1f1b``       1       a forward and a backward pass in turns. Narayanan et al. 2021, arXiv:2104.04473, figure 4
-``interleaved``  1...  the same over several parts a rank. There, section 2.2
-``zb-h1``      1       a backward pass in two: for the input, which the rank before waits for, and for the weights,
-                       later. Qi et al. 2023, arXiv:2401.10241, section 2
-``dualpipev``  2       parts in a V; forward passes of one half with backward passes of the other.
-                       github.com/deepseek-ai/DualPipe; DeepSpeed 0.19.8's ``DualPipeVSchedule``
-=============  ======  ==========================================================================================
+- ``gpipe``: all forward passes, then all backward passes. arXiv:1811.06965
+- ``1f1b``: a forward and a backward pass in turns. arXiv:2104.04473, figure 4
+- ``interleaved``: the same over several parts a rank. There, section 2.2
+- ``zb-h1``: a backward pass for the input, which the rank before waits for, and later one for the weights.
+  arXiv:2401.10241, section 2
+- ``dualpipev``: two parts a rank, in a V; forward passes of one half with backward passes of the other.
+  github.com/deepseek-ai/DualPipe; DeepSpeed 0.19.8's ``DualPipeVSchedule``
 """
 
 from __future__ import annotations
@@ -67,14 +65,12 @@ class Pipeline:
 
     def problem(self) -> str:
         """Why there is no order of these numbers; "" where there is one."""
-        ranks, chunks, micro_batches = self.ranks, self.chunks, self.micro_batches
-        if wrong := chunks_problem(self.schedule, chunks):
-            return wrong
+        ranks, micro_batches = self.ranks, self.micro_batches
         if self.schedule == DUALPIPEV and micro_batches < 2 * ranks:
             return f"dualpipev needs 2 micro-batches a rank: at least {2 * ranks}, not {micro_batches}"
-        if self.schedule == INTERLEAVED and chunks > 1 and micro_batches % ranks:
-            return f"{chunks} chunks need a multiple of {ranks} micro-batches, not {micro_batches}"
-        return ""
+        if self.schedule == INTERLEAVED and self.chunks > 1 and micro_batches % ranks:
+            return f"{self.chunks} chunks need a multiple of {ranks} micro-batches, not {micro_batches}"
+        return chunks_problem(self.schedule, self.chunks)
 
 
 def _one_f_one_b(pipe: Pipeline, rank: int) -> Iterator[Op]:

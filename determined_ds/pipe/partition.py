@@ -43,18 +43,14 @@ class LayerTime:
 
 
 def method_problem(method: object) -> str:
-    """Why layers cannot be shared out by a method; "" where they can.
-
-    Source: ``PipelineModule._partition_layers`` in deepspeed 0.19.8's runtime/pipe/module.py, which turns the
-    expression to lower case, and cuts it at a colon.
-    """
+    """Why layers cannot be shared out by a method; "" where they can."""
     if method in METHODS:
         return ""
     if not isinstance(method, str) or not method.startswith(BY_TYPE) or method == BY_TYPE:
         return f"must be {', '.join(METHODS)}, or type: and a regular expression of class names"
     pattern = method.removeprefix(BY_TYPE)
     if ":" in pattern or re.search(r"\\[A-Z]", pattern):
-        return "has a colon or an upper-case escape, which DeepSpeed does not pass on"
+        return "has a colon or an upper-case escape, which DeepSpeed does not pass on"  # _partition_layers, 0.19.8
     try:
         re.compile(pattern)
     except re.error as error:

@@ -26,9 +26,6 @@ from determined_ds.trial.returned import refused
 
 LAYERS, EXPERTS = "tensor_parallel", "expert_parallel"  # sections of the JSON
 LAYERS_SIZE, EXPERTS_SIZE = "hyperparameters.model_parallel_size", "hyperparameters.expert_parallel_size"
-SAY_WHICH = (
-    "name them in tensor_parallel.partition_config.layer_specs, or use a model of the type llama or qwen3"
-)
 PLACE = "determined_ds_expert_place"  # attribute of a parameter
 
 
@@ -72,11 +69,7 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     """Around ``deepspeed.initialize``, which divides the model as its configuration says; a collective.
 
     It yields the model-parallel unit, by which DeepSpeed counts replicas; None without tensor parallel. Refused is a
-    model that DeepSpeed would divide without a word, and train on other numbers.
-
-    Source: ``DeepSpeedConfig.__init__`` in ``runtime/config.py``, ``_init_tp_mesh_device`` in ``utils/groups.py``;
-    ``_replace_module`` and ``_replace`` (which drops its ``conv_LinearLayer``) in ``module_inject/auto_tp.py``
-    (deepspeed 0.19.8).
+    model that DeepSpeed would divide without a word, and train on other numbers (``module_inject/auto_tp.py``).
     """
     degree, experts = autotp_degree(ds_config), ds_config.get(EXPERTS) or {}  # never both: config.rules
     if degree == 1 and not experts.get("enabled"):
@@ -118,7 +111,8 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
         logger.removeFilter(is_news)
     cut = [module for module in model.modules() if isinstance(module, TensorParallel_Layer)]
     if not cut:
-        raise undivided("none of its layers was cut, so all ranks would compute the same", SAY_WHICH)
+        fix = "name them in tensor_parallel.partition_config.layer_specs, or use a model of the type llama or qwen3"
+        raise undivided("none of its layers was cut, so all ranks would compute the same", fix)
     uneven = [module.name for module in cut if len(set(getattr(module, "_partition_sizes", None) or ())) > 1]
     settings = vars(getattr(model, "config", None) or object).items()
     draws = [value for name, value in settings if "dropout" in name or "pdrop" in name]
@@ -144,10 +138,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
-    """Mark all of a layer of DeepSpeed's, if each of its tensors has an original ``before``; else leave it as it is.
-
-    Source: ``_repack_fused_3d`` in deepspeed 0.19.8's ``moe/ep_repack.py``, ``AutoEPMoELayer.__init__``.
-    """
+    """Mark all of a layer of DeepSpeed's (``moe/ep_repack.py``), if each of its tensors has an original ``before``."""
     own = {name: each for name, each in before.items() if name.startswith(prefix)}
     alive = {id(tensor): name for name, (_, ref) in own.items() if (tensor := ref()) is not None}
     places: dict[torch.Tensor, ExpertPlace] = {}
@@ -180,11 +171,7 @@ def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
 
 @contextlib.contextmanager
 def _recorders_by_name() -> Iterator[None]:
-    """Let AutoEP ask transformers by the name of a class which outputs are recorded; 5.23 takes the model itself.
-
-    Source: ``_CanRecordRegistry`` in transformers' ``utils/output_capturing.py``;
-    ``_install_instance_transformers_output_recorders`` in deepspeed 0.19.8's ``module_inject/auto_ep_presets/base.py``.
-    """
+    """Let AutoEP (``auto_ep_presets/base.py``) ask transformers 5.23 by a class's name which outputs are recorded."""
     from transformers.utils import output_capturing
 
     registry: Any = output_capturing._CAN_RECORD_REGISTRY
@@ -206,10 +193,7 @@ def _recorders_by_name() -> Iterator[None]:
 
 
 def clip_by_all_experts(parameters: Sequence[Any], max_norm: float) -> float:
-    """Clip gradients by their norm over all experts, and return it; a collective. DeepSpeed's averages the ranks'.
-
-    Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``.
-    """
+    """Clip gradients by their norm over all experts, and return it; a collective. DeepSpeed's averages the ranks'."""
     gradients: dict[str, list[torch.Tensor]] = {"": []}
     for parameter in parameters:
         if parameter.grad is not None:

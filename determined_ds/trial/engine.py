@@ -122,8 +122,6 @@ def _tag_for_muon(own: Any, config: Any, model: torch.nn.Module) -> None:
     Muon is made for the matrices within a model; embeddings, heads and vectors are Adam's (Keller Jordan's Muon, in
     ``runtime/zero/muon/original_muon.py``). DeepSpeed goes by names, and takes GPT-2's ``wte`` and ``wpe`` for Muon's.
     Here embeddings go by their class and heads by what the model says, and a parameter's own ``use_muon`` decides.
-
-    Source: ``set_optimizer_flags`` in deepspeed 0.19.8's ``__init__.py``.
     """
     stated = [(each, each.use_muon) for each in model.parameters() if hasattr(each, "use_muon")]
     own(config, model)
@@ -141,11 +139,7 @@ def _tag_for_muon(own: Any, config: Any, model: torch.nn.Module) -> None:
 
 
 def compile_engine(engine: Any) -> None:
-    """Have an engine compile its model at its first forward pass, which then takes seconds to minutes.
-
-    Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8; ``_TorchDynamoContext`` in
-    torch 2.13's ``_dynamo/eval_frame.py``.
-    """
+    """Have an engine compile its model at its first forward pass, which then takes seconds to minutes."""
     from torch._dynamo.external_utils import wrap_inline  # loading it takes seconds
 
     layers = getattr(engine.module, "forward_funcs", ())
@@ -161,11 +155,7 @@ def compile_engine(engine: Any) -> None:
 
 
 def fix_engine(engine: Any) -> None:
-    """Correct what ``deepspeed.initialize`` returned; does nothing the second time, or with another kind of engine.
-
-    Source: deepspeed 0.19.8's ``runtime/engine.py`` (``_backward_prologue``, ``clip_fp32_gradients``) and
-    ``runtime/zero/stage3.py``.
-    """
+    """Correct what ``deepspeed.initialize`` returned; does nothing the second time, or with another kind of engine."""
     if not isinstance(engine, DeepSpeedEngine) or engine in ENGINES:
         return
     check_upstream()
@@ -205,11 +195,7 @@ def fix_engine(engine: Any) -> None:
 
 
 def _fix_pipeline(engine: Any) -> None:
-    """Clip by the gradient of all stages, refuse what a middle stage would misread, and time the instructions.
-
-    Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``; ``_allocate_or_extend_buffers`` and
-    ``train_batch`` in ``runtime/pipe/engine.py``.
-    """
+    """Clip by the gradient of all stages, refuse what a middle stage would misread, and time the instructions."""
     if not engine.steps_per_print():
         engine.timers.timers[TRAIN_BATCH_TIMER] = NoopTimer.Timer()  # it would keep a record of every batch
     if engine.grid.get_slice_parallel_world_size() == 1:
@@ -242,10 +228,7 @@ def _fix_pipeline(engine: Any) -> None:
 def _scale_loss(engine: Any) -> None:
     """Scale the loss in fp16 without ZeRO: the engine divides the gradients by a scale that it never multiplied by.
 
-    The norm of the unfused optimizer is of scaled gradients, and is divided by their scale.
-
-    Source: ``DeepSpeedEngine.backward`` in deepspeed 0.19.8's ``runtime/engine.py``, which scales for a
-    ``ZeROOptimizer`` alone; ``unscale_and_clip_grads`` in ``runtime/fp16/unfused_optimizer.py``.
+    The norm of the unfused optimizer is of scaled gradients (``runtime/fp16/unfused_optimizer.py``), and is divided.
     """
     optimizer, kind, used = engine.optimizer, type(engine), 1.0
     if not engine.fp16_enabled() or not isinstance(optimizer, (FP16_Optimizer, FP16_UnfusedOptimizer)):

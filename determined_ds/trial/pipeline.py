@@ -181,10 +181,7 @@ def _measured_bounds(trial: PipelineTrial, specs: Sequence[Any]) -> partition.Bo
 def _measured_layers(
     trial: PipelineTrial, specs: Sequence[Any], names: Sequence[str]
 ) -> tuple[LayerTime, ...]:
-    """Measure each layer of a trial on this rank's device, one layer at a time; the others take no part.
-
-    The loss belongs to the last layer; making a micro-batch to the first and the last one, whose ranks make theirs.
-    """
+    """Measure each layer of a trial on this rank's device, one layer at a time; the loss belongs to the last one."""
     device = torch.device(trial.context.device)
     dtype = DTYPES[trial.resolved.strategy.precision]
     interval = (trial.resolved.ds_config.get("pipeline") or {}).get("activation_checkpoint_interval")
@@ -220,13 +217,8 @@ def _measured_layers(
         kept.callback(random.setstate, random.getstate())
         kept.callback(np.random.set_state, np.random.get_state())
 
-        loader = trial.build_training_data_loader()
-        make, seconds = micro_batches_of(loader, trial.micro_batch_size), []
-        for _ in range(LEAST):
-            start = time.perf_counter()
-            inputs, targets = tree_map_only(torch.Tensor, lambda each: each.to(device), make())
-            seconds.append(since(start))
-        making_s = 0.0 if getattr(loader, "num_workers", 0) else statistics.median(seconds)
+        batch = micro_batches_of(trial.build_training_data_loader(), trial.micro_batch_size)()
+        inputs, targets = tree_map_only(torch.Tensor, lambda each: each.to(device), batch)
         inputs = tree_map_only(
             torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, inputs
         )
@@ -254,6 +246,4 @@ def _measured_layers(
         layers.append(middle if is_near else layer)
     forward_s, backward_s = layers[-1].forward_s + loss_s, layers[-1].backward_s + loss_backward_s
     layers[-1] = replace(layers[-1], forward_s=forward_s, backward_s=backward_s)
-    for index in {0, len(layers) - 1}:
-        layers[index] = replace(layers[index], forward_s=layers[index].forward_s + making_s)
     return tuple(layers)

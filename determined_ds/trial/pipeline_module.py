@@ -6,9 +6,6 @@ Where a rank's layers draw from its one generator, dropout depends on how many r
 compute. Here each layer has a seed of its own in each pass (:func:`seed_of`). So any schedule on any number of ranks
 trains as one process does, a pass that is computed anew draws the same again, and a resumed run too. First weights do
 not depend on where the layers are cut. (DeepSpeed's ``seed_layers`` counts passes from the start of the process.)
-
-Source: ``PipelineModule`` in deepspeed 0.19.8's ``runtime/pipe/module.py``; ``DualPipeVModule`` in
-``runtime/pipe/dualpipev.py``, which holds two parts.
 """
 
 from __future__ import annotations

@@ -33,8 +33,6 @@ def DeepSpeedMPU(mpu: Any) -> det_ds.ModelParallelUnit:
         mpu: ``engine.mpu`` of any engine: a pipeline engine's grid; an object with Megatron's methods, such as
             DeepSpeed's own of tensor parallel; DeepSpeed's ``parallel_state_sp``, whose ranks that share a sequence
             are one replica; or None, of a data-parallel one.
-
-    Source: ``determined.pytorch.deepspeed._mpu`` (0.38.1); the class of this name of its first releases.
     """
     if hasattr(mpu, "get_pipe_parallel_rank"):
         return det_ds.make_deepspeed_mpu(mpu)
