@@ -9,9 +9,6 @@ stops the trial, Determined 0.38.1 sets its state to ``STOPPING_COMPLETED`` and 
 train to the end. So the chief reads the state of its trial after each validation, and the run stops as at a preemption,
 with a checkpoint and exit 0, which completes a trial in that state. The stop is not acknowledged: that would ask the
 master to start the trial again. Other states come with a signal.
-
-Source: ``ReportTrialMetrics``, ``handleSearcherActions``, ``PatchSearcherState``, ``transition`` and
-``handleAllocationExit`` in determined 0.38.1's ``master/internal/{api_trials,experiment,trial}.go``.
 """
 
 from __future__ import annotations
@@ -86,7 +83,7 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
             context.train.report_progress = lambda value: shown.put((progress, value))
             searcher = (context.info.trial._config.get("searcher") or {}).get("name") or "single"
             if distributed.rank == 0 and searcher not in NEVER_STOP:
-                context.preempt = SearcherStops(context, searcher, settle)
+                _stop_with_searcher(context, searcher, settle)
         yield context
         shown.put(None)
         if sender.is_alive():
@@ -170,44 +167,43 @@ def _until_accepted(report: Callable[[], Any], is_accepted: Callable[[Exception]
             time.sleep(wait_s)
 
 
-class SearcherStops:
-    """The chief's preemption context, which also stops where the searcher has stopped the trial.
+def _stop_with_searcher(context: Any, searcher: str, settle: Callable[..., bool]) -> None:
+    """Have the chief's preemption context also stop where the searcher has stopped the trial, with its ``reason``.
 
-    It follows the validation reports of ``context``; ``settle`` waits until the master has all metrics.
+    It is asked after each report of a validation, once ``settle`` has waited until the master has all metrics.
     """
+    preempt, train, session = context.preempt, context.train, context._session.with_retry(0)
+    path, is_due, has_warned, not_before_s = (
+        f"/api/v1/trials/{context.info.trial.trial_id}",
+        False,
+        False,
+        0.0,
+    )
+    report, is_signalled, preempt.reason = train.report_validation_metrics, preempt.should_preempt, ""
 
-    def __init__(self, context: Any, searcher: str, settle: Callable[..., bool]) -> None:
-        self._preempt, self._session = context.preempt, context._session.with_retry(0)
-        self._path = f"/api/v1/trials/{context.info.trial.trial_id}"
-        self._settle, self._why = settle, f"by the searcher ({searcher})"
-        self.reason = ""  # why the run stops, if because of the searcher
-        self._is_due = self._has_warned = False
-        self._not_before_s = 0.0
-        report = context.train.report_validation_metrics
+    def report_and_ask_then(*args: Any, **kwargs: Any) -> None:
+        nonlocal is_due
+        report(*args, **kwargs)
+        is_due = True
 
-        def report_and_ask_then(*args: Any, **kwargs: Any) -> None:
-            report(*args, **kwargs)
-            self._is_due = True
-
-        context.train.report_validation_metrics = report_and_ask_then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._preempt, name)
-
-    def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Whether to stop. Only a signal is acknowledged, at once with ``auto_ack``."""
-        is_signalled = bool(self._preempt.should_preempt(auto_ack))
-        if self._is_due and time.monotonic() >= self._not_before_s:
+    def should_preempt(auto_ack: bool = True) -> bool:
+        """Only a signal is acknowledged."""
+        nonlocal is_due, has_warned, not_before_s
+        stops = bool(is_signalled(auto_ack))
+        if is_due and time.monotonic() >= not_before_s:
             try:
-                if not self._settle(PATIENCE_S):
+                if not settle(PATIENCE_S):
                     raise TimeoutError("it has not taken the last metrics yet")
-                answer = self._session.get(self._path, timeout=PATIENCE_S).json()
-                self.reason = self._why if answer["trial"]["state"] == STOPPED else ""
-                self._is_due = False
+                answer = session.get(path, timeout=PATIENCE_S).json()
+                if answer["trial"]["state"] == STOPPED:
+                    preempt.reason = f"by the searcher ({searcher})"
+                is_due = False
             except NO_ANSWER as error:
-                self._not_before_s = time.monotonic() + AGAIN_AFTER_S
-                if not self._has_warned:
-                    self._has_warned = True
+                not_before_s = time.monotonic() + AGAIN_AFTER_S
+                if not has_warned:
+                    has_warned = True
                     message = "cannot read whether the searcher has stopped this trial; it is asked again: %r"
                     logger.warning(message, error)
-        return is_signalled or bool(self.reason)
+        return stops or bool(preempt.reason)
+
+    train.report_validation_metrics, preempt.should_preempt = report_and_ask_then, should_preempt

@@ -99,26 +99,22 @@ def _recorded(trial: Any) -> RecordedRun:
     config = {**dict(experiment.config or {}), "name": experiment.name}
 
     # Reports that count: those that a later allocation trained again are left out by the master.
-    records: list[Record] = [
-        {
-            "group": group,
-            "steps_completed": report.steps_completed,
-            "metrics": {  # what JSON lacks is a word, here as in metrics.jsonl
-                name: float(value) if isinstance(value, str) and value in NOT_FINITE else value
-                for name, value in (report.metrics or {}).items()
-            },
-            "time": report.end_time.timestamp(),
-        }
-        for group in dict.fromkeys(
-            [*GROUPS, *(SUMMARIES.get(name, name) for name in trial.summary_metrics or {})]
-        )
-        for report in trial.iter_metrics(group)
-    ]
+    records: list[Record] = []
+    for group in dict.fromkeys(
+        [*GROUPS, *(SUMMARIES.get(each, each) for each in trial.summary_metrics or {})]
+    ):
+        for report in trial.iter_metrics(group):
+            metrics, time = report.metrics or {}, report.end_time.timestamp()
+            for name, value in metrics.items():
+                if isinstance(value, str) and value in NOT_FINITE:  # what JSON lacks is a word
+                    metrics[name] = float(value)
+            steps = report.steps_completed
+            records.append({"group": group, "steps_completed": steps, "metrics": metrics, "time": time})
     records.sort(key=lambda record: (record["steps_completed"], record["group"]))
 
     kept = [each for each in trial.list_checkpoints() if each.state == CheckpointState.COMPLETED]
-    steps = {each.uuid: int(as_number((each.metadata or {}).get("steps_completed")) or 0) for each in kept}
-    newest_first = sorted(steps.items(), key=lambda item: item[1], reverse=True)
+    found_at = {each.uuid: int(as_number((each.metadata or {}).get("steps_completed")) or 0) for each in kept}
+    newest_first = sorted(found_at.items(), key=lambda item: item[1], reverse=True)
     checkpoints = tuple(Checkpoint(uuid=own, steps_completed=at, path=Path(own)) for own, at in newest_first)
 
     state = str(found.state.value).removeprefix("STATE_").removeprefix("STOPPING_")

@@ -36,13 +36,7 @@ SHOWN = ("name", "description", "labels", "workspace", "project", "data")
 
 
 class MasterReport:
-    """Rank 0's reports of its run to a master while it trains, and of how it ends.
-
-    Args:
-        run_dir: The run directory; a run that resumes is the same experiment there.
-        config: The experiment's configuration.
-        hparams: Of the trial.
-    """
+    """Rank 0's reports of its run to a master while it trains, and of how it ends; a resumed run is one experiment."""
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any], hparams: Mapping[str, Any]) -> None:
         self._run_dir = RunDir(run_dir)
@@ -87,6 +81,7 @@ class MasterReport:
         client = master_client()
         client._session = client._session.with_retry(util.get_max_retries_config())
         searcher = self._config.get("searcher") or {}
+        smaller = searcher.get("smaller_is_better") is not False
         try:  # the run's name for the master, the same when it resumes
             name = str(json.loads(self._run_dir.master.read_text())["external_id"])
         except (OSError, ValueError, KeyError):
@@ -95,11 +90,7 @@ class MasterReport:
         config = core_v2.Config(
             **{key: self._config.get(key) for key in SHOWN},
             hparams=self._config["hyperparameters"],
-            searcher={
-                "name": "single",
-                "metric": searcher.get("metric"),
-                "smaller_is_better": searcher.get("smaller_is_better") is not False,
-            },
+            searcher={"name": "single", "metric": searcher.get("metric"), "smaller_is_better": smaller},
             checkpoint_storage={"type": "directory", "container_path": str(self._run_dir.checkpoints)},
             external_experiment_id=name,
             external_trial_id=name,

@@ -14,6 +14,7 @@ to rank ``i % ranks``; ``dualpipev`` folds the parts into a V, so that rank 0 ho
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,9 +58,8 @@ class Pipeline:
 
     def forward_orders(self) -> list[list[Op]]:
         """What each rank computes where nothing is trained: any number of micro-batches, each as early as it can be."""
-        passes = [
-            Op(FORWARD, part, batch) for part in range(self.parts) for batch in range(self.micro_batches)
-        ]
+        batches = range(self.micro_batches)
+        passes = [Op(FORWARD, part, batch) for part in range(self.parts) for batch in batches]
         passes.sort(key=lambda op: (op.part + op.micro_batch, op.part))
         return [[op for op in passes if self.rank_of(op.part) == rank] for rank in range(self.ranks)]
 
@@ -112,31 +112,22 @@ def _zb_h1(pipe: Pipeline, rank: int) -> Iterator[Op]:
 
 def _dualpipev(pipe: Pipeline, rank: int) -> Iterator[Op]:
     """In the eight steps of DualPipeV, without its late weight gradients, as DeepSpeed has them."""
-    halves = (rank, pipe.parts - 1 - rank)
-    done: dict[tuple[str, int], int] = {}
+    first, last = rank, pipe.parts - 1 - rank
     below = pipe.ranks - 1 - rank  # ranks between this one and the turn of the V
-
-    def op(kind: str, half: int) -> Op:
-        micro_batch = done.get((kind, half), 0)
-        done[kind, half] = micro_batch + 1
-        return Op(kind, halves[half], micro_batch)
-
-    steps = (
-        (2 * below, ((FORWARD, 0),)),
-        (rank + 1, ((FORWARD, 0), (FORWARD, 1))),
-        (below, ((BACKWARD, 1), (FORWARD, 1))),
-        (
-            pipe.micro_batches - 2 * pipe.ranks + rank + 1,
-            ((FORWARD, 0), (BACKWARD, 1), (FORWARD, 1), (BACKWARD, 0)),
-        ),
-        (below, ((BACKWARD, 1), (FORWARD, 1), (BACKWARD, 0))),
-        (rank + 1, ((BACKWARD, 1), (BACKWARD, 0))),
-        (below, ((BACKWARD, 0),)),
-    )
-    for times, passes in steps:
-        for _ in range(times):
-            for kind, half in passes:
-                yield op(kind, half)
+    f0, f1, b0, b1 = (FORWARD, first), (FORWARD, last), (BACKWARD, first), (BACKWARD, last)
+    done: Counter[tuple[str, int]] = Counter()
+    for times, passes in (
+        (2 * below, (f0,)),
+        (rank + 1, (f0, f1)),
+        (below, (b1, f1)),
+        (pipe.micro_batches - 2 * pipe.ranks + rank + 1, (f0, b1, f1, b0)),
+        (below, (b1, f1, b0)),
+        (rank + 1, (b1, b0)),
+        (below, (b0,)),
+    ):
+        for each in passes * times:
+            yield Op(*each, done[each])
+            done[each] += 1
 
 
 _ORDERS: dict[str, Callable[[Pipeline, int], Iterator[Op]]] = {

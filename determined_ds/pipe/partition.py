@@ -123,14 +123,6 @@ class Partition:
         """As a file holds it."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
-    def in_words(self) -> str:
-        """The layers of each part, and the time of the slowest rank."""
-        seconds = [0.0] * self.pipe.ranks
-        for part, (start, end) in enumerate(itertools.pairwise(self.bounds)):
-            seconds[self.pipe.rank_of(part)] += sum(layer.seconds for layer in self.layers[start:end])
-        sizes, slowest = "+".join(str(b - a) for a, b in itertools.pairwise(self.bounds)), 1000 * max(seconds)
-        return f"{sizes} layers by their measured times; a micro-batch takes {slowest:.1f} ms on the slowest rank"
-
 
 def read_partition(text: str, names: Sequence[str], pipe: Pipeline) -> Partition | None:
     """What a file holds; None where that is no partition of layers of these names into the parts of a pipeline."""

@@ -34,15 +34,7 @@ def engine_name(engine: Any) -> str:
 class DDPEngine(torch.nn.Module):
     """A model, its replicas kept in step by torch; on one rank, the bare model. Making one is a collective.
 
-    Args:
-        module: The model.
-        optimizer: The author's; None: that of the JSON, over ``parameters``.
-        parameters: That the JSON's optimizer trains.
-        ds_config: The mapping for DeepSpeed.
-        device: The rank's.
-
-    Raises:
-        ConfigError: torch has no such optimizer, or the JSON asks for what DeepSpeed alone computes.
+    ``optimizer`` is the author's; None: that of ``ds_config``, over ``parameters``.
     """
 
     def __init__(
@@ -146,9 +138,8 @@ def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Opt
     if kind.lower() == "adam" and not params.get("adam_w_mode", True):
         name = "Adam"
     found = getattr(torch.optim, name, None)
-    if (kind.lower() in DEEPSPEED_OPTIMIZERS and kind.lower() not in OPTIMIZERS) or not isinstance(
-        found, type
-    ):
+    is_deepspeeds = kind.lower() in DEEPSPEED_OPTIMIZERS and kind.lower() not in OPTIMIZERS
+    if is_deepspeeds or not isinstance(found, type):
         fix = "use AdamW, Adam, SGD or another of torch.optim; or return one from build_optimizer"
         raise _refused("optimizer.type", section.get("type"), "needs one of torch's optimizers", fix)
     if params.get("bias_correction"):

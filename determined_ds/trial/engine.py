@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import itertools
 import pkgutil
 import weakref
 from collections.abc import Mapping
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -68,15 +69,14 @@ EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@functools.cache
+@cache
 def check_upstream() -> None:
     """Check that the installed versions have every name of :data:`PATCHED`: a correction must not vanish silently."""
     problems = []
     for place, names in PATCHED.items():
-        try:
+        owner = None
+        with contextlib.suppress(ImportError, AttributeError):
             owner = pkgutil.resolve_name(place if ":" in place else f"{place}:")
-        except (ImportError, AttributeError):
-            owner = None
         if lacking := [name for name in names.split() if not hasattr(owner, name)]:
             package = place.partition(".")[0]
             message = f"{place} has no {', '.join(lacking)}, which is replaced here: it would train on other numbers"
@@ -105,7 +105,7 @@ def make_engine(model: Any, optimizer: Any, parameters: Any, ds_config: dict[str
     # initialize takes both from its own names; it tags the parameters for Muon, and again those that AutoEP makes.
     if isinstance(model, ScheduledModule) and model.is_planned:
         deepspeed.PipelineEngine = PlannedEngine
-    deepspeed.set_optimizer_flags = functools.partial(_tag_for_muon, own["set_optimizer_flags"])
+    deepspeed.set_optimizer_flags = partial(_tag_for_muon, own["set_optimizer_flags"])
     try:
         with divided.carried_out(model, ds_config) as mpu:
             given = {"optimizer": optimizer, "model_parameters": parameters, "mpu": mpu or unit}
@@ -185,10 +185,9 @@ def fix_engine(engine: Any) -> None:
     has_experts = bool(divided.expert_layers(engine.module))
 
     def clip_fp32_gradients() -> None:
-        clip = (
-            divided.clip_by_all_experts if has_experts else functools.partial(clip_grad_norm_, mpu=engine.mpu)
-        )
-        engine._global_grad_norm = clip(list(engine.module.parameters()), max_norm=engine.gradient_clipping())
+        parameters, limit = list(engine.module.parameters()), engine.gradient_clipping()
+        clip = divided.clip_by_all_experts if has_experts else partial(clip_grad_norm_, mpu=engine.mpu)
+        engine._global_grad_norm = clip(parameters, max_norm=limit)
 
     engine._backward_prologue, engine.clip_fp32_gradients = backward_prologue, clip_fp32_gradients
     ENGINES.add(engine)
@@ -213,10 +212,9 @@ def _fix_pipeline(engine: Any) -> None:
         # A stage with neighbours on both sides receives activations and gradients in the same buffers, whose type is
         # that of the first.
         tensors = buffer if isinstance(buffer, tuple) else (buffer,)
-        if dtypes := {str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()}:
-            message = (
-                f"stage {engine.stage_id} sends {', '.join(dtypes)}; through a middle stage only floats pass"
-            )
+        if dtypes := sorted({str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()}):
+            stage, sent = engine.stage_id, ", ".join(dtypes)
+            message = f"stage {stage} sends {sent}; through a middle stage only floats pass"
             fix = "make them on the stage that needs them, send them as floats, or use two stages"
             key, code = "hyperparameters.pipe_parallel_size", "pipeline-integers"
             raise refused(key, message, fix, code, value=engine.num_stages)
@@ -243,9 +241,7 @@ def _scale_loss(engine: Any) -> None:
         norm = kind.get_global_grad_norm(engine)
         return None if norm is None else norm / used
 
-    engine.backward = lambda loss, *more, **options: (
-        kind.backward(engine, scaled(loss), *more, **options) / used
-    )
+    engine.backward = lambda loss, *more, **how: kind.backward(engine, scaled(loss), *more, **how) / used
     engine.scale = lambda loss: kind.scale(engine, scaled(loss))
     if isinstance(optimizer, FP16_UnfusedOptimizer):
         engine.get_global_grad_norm = get_global_grad_norm

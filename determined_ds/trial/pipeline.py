@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import io
+import itertools
 import random
 import statistics
 import time
@@ -28,6 +29,7 @@ from determined_ds.pipe.partition import LayerTime, Partition
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.divided import LAYERS, LAYERS_SIZE
+from determined_ds.trial.pipeline_engine import leaf
 from determined_ds.trial.pipeline_module import ScheduledModule
 from determined_ds.trial.returned import refused
 from determined_ds.trial.stream_loader import micro_batches_of
@@ -84,11 +86,7 @@ class PipelineTrial(ReconciledTrial):
 
     def build_model(self) -> PipelineModule:
         """Divide the layers over the pipeline stages, and load the weights of this rank's part, which is returned."""
-        name, interval, ranks = (
-            type(self).__name__,
-            self.activation_checkpoint_interval,
-            self.context.distributed,
-        )
+        name, interval = type(self).__name__, self.activation_checkpoint_interval
         pipe, layout = self.resolved.strategy.pipeline, self.resolved.topology
         # What only the trial shows; the rest is refused by rules.
         stated, method = self.resolved.strategy.partition_method, self.partition_method
@@ -123,6 +121,7 @@ class PipelineTrial(ReconciledTrial):
                 checkpointable_layers=self.checkpointable_layers,
             )
         is_cut = any(map(is_model_parallel_parameter, module.parameters()))
+        ranks = self.context.distributed
         if degree > 1 and ranks is not None and not any(ranks.allgather(is_cut)):
             message = f"no parameter of {name}'s layers is cut, so {degree} ranks would compute the same"
             fix = "set it to 1; or build layers that hold a part each, with model_parallel = True on their weights"
@@ -174,7 +173,8 @@ def _measured_bounds(trial: PipelineTrial, specs: Sequence[Any]) -> partition.Bo
         found = Partition(pipe=pipe, layers=layers, bounds=partition.fastest(layers, pipe))
     context.keep_partition(found.text())
     if is_chief:
-        print(f"partition   {found.in_words()}", flush=True)
+        sizes = "+".join(str(b - a) for a, b in itertools.pairwise(found.bounds))
+        print(f"partition   {sizes} layers by their measured times", flush=True)
     return found.bounds
 
 
@@ -196,9 +196,7 @@ def _measured_layers(
         """Seconds of a forward and of a backward pass, medians of several, and what the last pass returned."""
         began, seconds = time.perf_counter(), list[tuple[float, float]]()
         while len(seconds) <= LEAST or (len(seconds) <= MOST and time.perf_counter() - began < ENOUGH_S):
-            given = tree_map_only(
-                torch.Tensor, lambda each: each.detach().requires_grad_(each.is_floating_point()), inputs
-            )
+            given = tree_map_only(torch.Tensor, leaf, inputs)
             start = time.perf_counter()
             outputs = call(given)
             forward_s = since(start)
@@ -219,9 +217,7 @@ def _measured_layers(
 
         batch = micro_batches_of(trial.build_training_data_loader(), trial.micro_batch_size)()
         inputs, targets = tree_map_only(torch.Tensor, lambda each: each.to(device), batch)
-        inputs = tree_map_only(
-            torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, inputs
-        )
+        inputs = tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
         found = []
         for spec, name in zip(specs, names, strict=True):
             module = copy.deepcopy(spec) if isinstance(spec, torch.nn.Module) else spec

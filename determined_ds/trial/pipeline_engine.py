@@ -179,7 +179,7 @@ class PlannedEngine(PipelineEngine):
             self._losses[buffer_id], self.loss = self.loss, self.loss.detach()
         stays = not is_last and self._is_here(part + 1)
         if stays:
-            buffers["inputs"][self._beside(buffer_id, 1)] = tree_map(_leaf, buffers["outputs"][buffer_id])
+            buffers["inputs"][self._beside(buffer_id, 1)] = tree_map(leaf, buffers["outputs"][buffer_id])
         if not trains:
             buffers["inputs"][buffer_id] = buffers["labels"][buffer_id] = None
         if is_last or (stays and not trains):  # of the last part the loss alone is needed
@@ -217,9 +217,7 @@ class PlannedEngine(PipelineEngine):
         """
         buffers, groups = self.pipe_buffers, list[dict[str, Any]]()
         with self._backward_of(buffer_id, part):
-            self._running_engine_backward = (
-                True  # as in DeepSpeed's own: hooks refuse what the engine has not begun
-            )
+            self._running_engine_backward = True  # its hooks refuse what the engine has not begun
             if part == self._last:
                 outputs = [self.scale(self._scale_loss_by_gas(self.loss))]
                 gradients = [torch.ones_like(outputs[0])]
@@ -286,7 +284,7 @@ class PlannedEngine(PipelineEngine):
         if self.dynamic_shape or part not in self._specs:
             self._specs[part] = _specs(self._recv_tensor_meta(peer))
         is_one, specs = self._specs[part]
-        made = [_leaf(torch.empty(shape, dtype=dtype, device=self.device)) for shape, dtype in specs]
+        made = [leaf(torch.empty(shape, dtype=dtype, device=self.device)) for shape, dtype in specs]
         self._receive((True, buffer_id), made, peer)
         self.pipe_buffers["inputs"][buffer_id] = made[0] if is_one else tuple(made)
 
@@ -348,7 +346,7 @@ def _floats(tensors: Any) -> list[torch.Tensor]:
     return [each for each in _listed(tensors) if each.is_floating_point()]
 
 
-def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+def leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 

@@ -105,10 +105,7 @@ def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any
         is_layer = isinstance(layer, LayerSpec) or (callable(layer) and not isinstance(layer, type))
         did, fix = f"returned {described(layer)} as a layer", "write LayerSpec(Class, ...), or a function"
         check(is_layer, trial, name, layer, expected, fix, did)
-    did, expected = (
-        f"returned {len(found)} for {parts} parts",
-        "at least one layer for each part of each stage",
-    )
+    did, expected = f"returned {len(found)} for {parts} parts", "a layer or more for each part of each stage"
     fix = f"return more layers, or take a pipe_parallel_size x pipe_chunks of at most {len(found)}"
     check(len(found) >= parts, trial, name, value, expected, fix, did)
     return found

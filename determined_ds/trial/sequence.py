@@ -154,9 +154,8 @@ class SequenceGroup:
                 raise refused(KEY, message, fix, "sequence-window")
             # It gathers positions for kernels that read them. Not all models hand theirs on.
             kwargs.setdefault("position_ids", self.positions(tokens, query.device)[None])
-            exchanged = exchanging(
-                batch_size=samples, attn_head_count=heads, attn_head_size=width, kv_head_count=key.shape[1]
-            )
+            sizes = {"batch_size": samples, "attn_head_count": heads, "attn_head_size": width}
+            exchanged = exchanging(**sizes, kv_head_count=key.shape[1])
             output, weights = exchanged(module, query, key, value, None, *args, **kwargs)
             return output.view(samples, tokens, heads, width), weights
 
