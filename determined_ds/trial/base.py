@@ -137,10 +137,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """More names of the model's parameters and buffers, under which checkpoints hold them too.
 
         Where two trials train one model in different forms, such as whole and as a pipeline, give both the same names:
-        each then resumes from the checkpoints of the other.
-
-        Args:
-            model: What :meth:`build_model` returned; of a pipeline, the layers of this rank.
+        each then resumes from the checkpoints of the other. Of a pipeline, ``model`` has the layers of this rank.
         """
         return {}
 
@@ -207,9 +204,6 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Args:
             model: The bare model.
             ds_config: The mapping for DeepSpeed, every ``"auto"`` filled: ``self.resolved.ds_config``.
-
-        Returns:
-            The engine, registered with the context.
         """
         optimizer, parameters = returned.trained(self, model, ds_config)
         if section := ds_config.get("activation_checkpointing"):  # no engine passes it on
@@ -242,17 +236,17 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
                 that can be iterated again and again, or a function that returns an iterator.
             options: Of Determined's ``DataLoader``, or of ``StreamLoader``.
         """
-        return self._loader("training_loader", dataset, {"shuffle": True, "drop_last": True}, options)
+        return self._loader(dataset, {"shuffle": True, "drop_last": True}, options)
 
     def validation_loader(self, dataset: Any, **options: Any) -> Any:
         """The same in order, to the last sample."""
-        return self._loader("validation_loader", dataset, {}, options)
+        return self._loader(dataset, {}, options)
 
-    def _loader(self, method: str, dataset: Any, defaults: dict[str, Any], options: dict[str, Any]) -> Any:
+    def _loader(self, dataset: Any, defaults: dict[str, Any], options: dict[str, Any]) -> Any:
         if "batch_size" in options:
-            message = f"got batch_size={options['batch_size']!r}; it is the micro-batch size, {self.micro_batch_size}"
-            fix = "leave batch_size out: it is set by global_batch_size, or by train_micro_batch_size_per_gpu"
-            raise refused(f"self.{method}", message, fix, "loader-batch-size")
+            message = f"is not an option of a loader of the trial: it is the micro-batch size, {self.micro_batch_size}"
+            fix = "leave it out: it is set by global_batch_size, or by train_micro_batch_size_per_gpu"
+            raise refused("batch_size", message, fix, "loader-batch-size", value=options["batch_size"])
         options = {"batch_size": self.micro_batch_size, **options}
         if torch.device(self.context.device).type == "cuda":  # batches are copied while the GPU computes
             options.setdefault("pin_memory", True)
@@ -298,14 +292,11 @@ class DataParallelTrial(ReconciledTrial):
         """
 
     def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
-        """Validation metrics of a batch; by default those of :meth:`loss`, as ``validation_<name>``.
+        """Validation metrics of a batch by name, each a mean over its samples; by default those of :meth:`loss`.
 
         Args:
             model: The engine, in evaluation mode, without gradients.
             batch: One micro-batch, on the device; the last one may be smaller.
-
-        Returns:
-            Metrics by name, each a mean over the samples of the batch.
         """
         metrics = returned.losses(self, self.loss(model, batch), trains=False)
         return {f"validation_{name}": value for name, value in metrics.items()}

@@ -96,8 +96,6 @@ class DDPEngine(torch.nn.Module):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         self.module.compile(*args, **kwargs)
 
-    # ----------------------------------------------------------------------- DeepSpeed's interface
-
     def is_gradient_accumulation_boundary(self) -> bool:
         return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import deepspeed.comm as dist
 import torch
@@ -169,27 +170,21 @@ def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
             setattr(tensor, PLACE, place)
 
 
-@contextlib.contextmanager
-def _recorders_by_name() -> Iterator[None]:
-    """Let AutoEP (``auto_ep_presets/base.py``) ask transformers 5.23 by a class's name which outputs are recorded."""
+def _recorders_by_name() -> Any:
+    """Within, AutoEP (``auto_ep_presets/base.py``) can ask transformers 5.23 by a class's name what is recorded."""
     from transformers.utils import output_capturing
 
-    registry: Any = output_capturing._CAN_RECORD_REGISTRY
+    kind: Any = type(output_capturing._CAN_RECORD_REGISTRY)
+    by_model, put = kind.get, kind.__setitem__
 
-    class ByName(type(registry)):  # type: ignore[misc]
-        def get(self, key: Any, default: Any = None) -> Any:
-            return dict.get(self, key, default) if isinstance(key, str) else super().get(key)
+    def get(self: Any, key: Any, default: Any = None) -> Any:
+        return dict.get(self, key, default) if isinstance(key, str) else by_model(self, key)
 
-        def __setitem__(self, key: Any, value: Any) -> None:
-            dict.__setitem__(self, key if isinstance(key, str) else str(key.__class__), value)
+    def set_item(self: Any, key: Any, value: Any) -> None:
+        (dict.__setitem__ if isinstance(key, str) else put)(self, key, value)
 
-    output_capturing._CAN_RECORD_REGISTRY = by_name = ByName()
-    dict.update(by_name, dict(registry))
-    try:
-        yield
-    finally:
-        dict.update(registry, dict(by_name))
-        output_capturing._CAN_RECORD_REGISTRY = registry
+    is_old = kind is dict
+    return contextlib.nullcontext() if is_old else mock.patch.multiple(kind, get=get, __setitem__=set_item)
 
 
 def clip_by_all_experts(parameters: Sequence[Any], max_norm: float) -> float:

@@ -285,7 +285,8 @@ class PlannedEngine(PipelineEngine):
             self._specs[part] = _specs(self._recv_tensor_meta(peer))
         is_one, specs = self._specs[part]
         made = [leaf(torch.empty(shape, dtype=dtype, device=self.device)) for shape, dtype in specs]
-        self._receive((True, buffer_id), made, peer)
+        rank = self.grid.stage_to_global(peer)
+        self._awaited[True, buffer_id] = [comm.irecv(each.detach(), rank) for each in made]
         self.pipe_buffers["inputs"][buffer_id] = made[0] if is_one else tuple(made)
 
     def _allocate_or_extend_buffers(self, idx: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -300,12 +301,9 @@ class PlannedEngine(PipelineEngine):
     def _exec_recv_grads(self, buffer_id: int, part: int, peer: int) -> None:
         outputs = self.pipe_buffers["outputs"][buffer_id]
         made = [torch.empty_like(each, memory_format=torch.contiguous_format) for each in _floats(outputs)]
-        self._receive((False, buffer_id), made, peer)
-        self._grads[buffer_id] = made[0] if torch.is_tensor(outputs) else made
-
-    def _receive(self, key: tuple[bool, int], made: Sequence[torch.Tensor], peer: int) -> None:
         rank = self.grid.stage_to_global(peer)
-        self._awaited[key] = [comm.irecv(each.detach(), rank) for each in made]
+        self._awaited[False, buffer_id] = [comm.irecv(each, rank) for each in made]
+        self._grads[buffer_id] = made[0] if torch.is_tensor(outputs) else made
 
     def _exec_await_message(self, buffer_id: int, kind: str) -> None:
         for work in self._awaited.pop((kind == FORWARD, buffer_id), ()):
