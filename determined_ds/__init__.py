@@ -26,7 +26,7 @@ _HOMES = {
     "ResolvedConfig": "determined_ds.config.resolve",
     "Results": "determined_ds.report.results",
     "Session": "determined_ds.sessions.session",
-    "SeveralEnginesTrial": "determined_ds.trial.several_engines",
+    "SeveralEnginesTrial": "determined_ds.trial.base",
     "StreamLoader": "determined_ds.trial.stream_loader",
     "Trainer": "determined_ds.train.loop.trainer",
     "TrainingError": "determined_ds.errors",
@@ -92,9 +92,8 @@ if TYPE_CHECKING:
     from determined_ds.train.loop.trainer import Trainer
     from determined_ds.train.opening import init, open_context
     from determined_ds.train.rank import report_to_tools
-    from determined_ds.trial.base import DataParallelTrial, ReconciledTrial
+    from determined_ds.trial.base import DataParallelTrial, ReconciledTrial, SeveralEnginesTrial
     from determined_ds.trial.pipeline import PipelineTrial
     from determined_ds.trial.sequence import DeepSpeedMPU, SequenceGroup
-    from determined_ds.trial.several_engines import SeveralEnginesTrial
     from determined_ds.trial.stream_loader import StreamLoader
     from determined_ds.tune.compare import compare

@@ -21,7 +21,6 @@ from determined_ds.pipe.timeline import timeline
 PARAMETERS, UNIFORM, MEASURED, BY_TYPE = "parameters", "uniform", "measured", "type:"
 METHODS = (PARAMETERS, UNIFORM, MEASURED)
 SIMULATED = 4  # micro-batches a rank of a simulated step, at most: with more, the same partition is best
-FEW_BOUNDS = 7  # of which two are moved at a time
 
 Bounds = tuple[int, ...]  # where each part starts, and the number of layers
 # In the run directory and in checkpoints, so that a run that resumes is cut as before.
@@ -98,13 +97,12 @@ def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
 
     best = rated(evenest([layer.seconds for layer in layers], pipe.parts))
     moves = [(index, by) for index in range(1, pipe.parts) for by in (-1, 1)]
-    while True:  # one bound at a time, or of a few two; a part is never empty
+    while True:  # one bound at a time; a part is never empty
         beside = []
-        for number in (1, 2) if pipe.parts - 1 <= FEW_BOUNDS else (1,):
-            for chosen in itertools.combinations(moves, number):
-                moved = [bound + sum(by for at, by in chosen if at == i) for i, bound in enumerate(best[2])]
-                if all(a < b for a, b in itertools.pairwise(moved)):
-                    beside.append(rated(tuple(moved)))
+        for at, by in moves:
+            moved = (*best[2][:at], best[2][at] + by, *best[2][at + 1 :])
+            if all(a < b for a, b in itertools.pairwise(moved)):
+                beside.append(rated(moved))
         found = min(beside, default=best)
         if found[:2] >= best[:2]:
             return best[2]
