@@ -364,14 +364,14 @@ def training_data(
 
 def built_seed(seed: int, layer: int) -> int:
     """The seed under which a pipeline builds a layer; copies of a tied one are built as the first."""
-    from determined_ds.trial.pipeline_module import seed_of
+    from determined_ds.trial.pipeline_engine import seed_of
 
     return seed_of(seed, layer)
 
 
 def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int) -> int:
     """The seed of a pipeline's layer in a forward pass of training, all counted from 0; ``seed`` is the trial's."""
-    from determined_ds.trial.pipeline_module import seed_of
+    from determined_ds.trial.pipeline_engine import seed_of
 
     return seed_of(seed, replica, step, micro_batch, layer)
 

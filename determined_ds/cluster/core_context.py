@@ -32,8 +32,7 @@ from determined_ds.checkpoints.files import finite
 
 logger = logging.getLogger("determined_ds")
 
-# As Determined's own, which retries where the connection fails, and also five times in 15 seconds where the master
-# answers with one of these errors. DET_RETRY_CONFIG in the environment replaces it.
+# As Determined's own, and also five times in 15 seconds where the master answers with one of these errors.
 RETRIES = {
     "total": 20,
     "status": 5,
@@ -58,11 +57,8 @@ NO_ANSWER = (errors.BadRequestException, OSError, ValueError, KeyError, TypeErro
 def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.Context]:
     """Open the core context of a trial on a cluster, for these ranks."""
     os.environ.setdefault("DET_RETRY_CONFIG", json.dumps(RETRIES))
-    with core.init(
-        distributed=distributed,
-        preempt_mode=core.PreemptMode.ChiefOnly,
-        tensorboard_mode=core.TensorboardMode.MANUAL,
-    ) as opened:
+    preempts, tensorboard = core.PreemptMode.ChiefOnly, core.TensorboardMode.MANUAL
+    with core.init(distributed=distributed, preempt_mode=preempts, tensorboard_mode=tensorboard) as opened:
         context: Any = opened
         shown: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None] = queue.SimpleQueue()
 
@@ -120,21 +116,20 @@ def _make_patient(context: Any) -> Callable[..., bool]:
 
     def report_checkpoint(storage_id: str, *args: Any, **kwargs: Any) -> None:
         def is_there(_: Exception) -> bool:
-            try:
-                session.get(f"/api/v1/checkpoints/{storage_id}")
-            except errors.BadRequestException:
-                return False
-            return True
+            with contextlib.suppress(errors.BadRequestException):
+                return bool(session.get(f"/api/v1/checkpoints/{storage_id}"))
+            return False
 
         settle()
         _until_accepted(lambda: report(storage_id, *args, **kwargs), is_there)
 
     def best_validation() -> float | None:
         settle()
-        try:
+        with contextlib.suppress(
+            KeyError, TypeError, ValueError
+        ):  # an answer without a number: no validation yet
             return finite(best())
-        except (KeyError, TypeError, ValueError):  # an answer without a number: no validation yet
-            return None
+        return None
 
     def report_early_exit(reason: Any) -> None:
         try:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 GROUPS = ("training", "validation")
 SUMMARIES = {"avg_metrics": "training", "validation_metrics": "validation"}  # the names of their summaries
-LOGIN = "log in: det user login NAME; or export DET_USER and DET_PASS"
 
 
 def recorded_trials(
@@ -35,18 +34,17 @@ def recorded_trials(
     """
     with _explained("--master", master, master):
         client = master_client(master)
-    wanted = dict.fromkeys(trials)
+    wanted, runs = dict.fromkeys(trials), dict[int, RecordedRun]()
     for number in experiments:
         with _explained("--experiment", number, master):
             found = sorted(trial.id for trial in client.get_experiment(number).iter_trials())
         if not found:
             raise _problem("--experiment", number, "has no trial yet", "wait until one was created")
         wanted |= dict.fromkeys(found)
-    runs = []
     for number in wanted:
         with _explained("--trial", number, master):
-            runs.append((number, _recorded(client.get_trial(number))))
-    return runs
+            runs[number] = _recorded(client.get_trial(number))
+    return list(runs.items())
 
 
 def master_client(master: str | None = None) -> Determined:
@@ -77,7 +75,8 @@ def _explained(key: str, value: object, master: str | None) -> Iterator[None]:
         fix = "list those that there are: det experiment list"
         raise _problem(key, value, f"the master knows no such {what}", fix) from None
     except (errors.UnauthenticatedException, PermissionError) as error:
-        raise _problem("--master", master, f"the master refuses the user: {error}", LOGIN) from None
+        fix = "log in: det user login NAME; or export DET_USER and DET_PASS"
+        raise _problem("--master", master, f"the master refuses the user: {error}", fix) from None
     except (errors.APIException, errors.BadRequestException, errors.BadResponseException, OSError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         fix = "export DET_MASTER=http://HOST:8080"
@@ -155,11 +154,12 @@ def _launches(
     first, *others = sorted(util.parse_protobuf_timestamp(time).timestamp() for time in times)
     hyperparameters = masked({"hyperparameters": dict(found.hparams or {})})["hyperparameters"]
     entrypoint, batch = config.get("entrypoint") or "", hyperparameters.get("global_batch_size")
+    entrypoint = entrypoint if isinstance(entrypoint, list) else [entrypoint]
     launch = Launch(
         time=first,
         kind=START,
         name=config["name"] or "",
-        runs=" ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint),
+        runs=" ".join(map(str, entrypoint)),
         slots=int((config.get("resources") or {}).get("slots_per_trial") or 0),
         machines=0,
         accelerator="",

@@ -69,8 +69,7 @@ def timeline(
 def bubble(spans: Sequence[Sequence[Span]]) -> float:
     """The share of the ranks' time in which they wait, from the first start to the last end."""
     busy = sum(span.end - span.start for rank in spans for span in rank)
-    start = min(rank[0].start for rank in spans)
-    whole = max(rank[-1].end for rank in spans) - start
+    whole = max(rank[-1].end for rank in spans) - min(rank[0].start for rank in spans)
     return 1 - busy / (len(spans) * whole)
 
 
@@ -99,9 +98,6 @@ def most_held(pipe: Pipeline) -> list[int]:
     """The most activations that each rank holds at a time: of one micro-batch in one part each."""
     change = {FORWARD: 1, BACKWARD: -1, INPUT: 0, WEIGHT: -1}
     return [max(accumulate(change[op.kind] for op in order)) for order in pipe.orders()]
-
-
-# ------------------------------------------------------------------------------------------- recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +131,6 @@ def recorded_step(pipe: Pipeline, spans: Sequence[Sequence[Span]]) -> RecordedSt
         return Span(op=span.op, start=round(span.start - zero, DIGITS), end=round(span.end - zero, DIGITS))
 
     return RecordedStep(pipeline=pipe, spans=tuple(tuple(map(moved, own)) for own in spans))
-
-
-# ------------------------------------------------------------------------------------------- messages
 
 
 class Send(NamedTuple):

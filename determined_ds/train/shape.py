@@ -69,7 +69,7 @@ def shape_of_experiment(
 def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> ModelShape:
     from determined_ds.trial import returned
     from determined_ds.trial.pipeline import PipelineTrial
-    from determined_ds.trial.stream_loader import micro_batches_of
+    from determined_ds.trial.stream_loader import micro_batch_of
 
     document, parts = experiment.document, resolved.strategy.pipeline.parts
     try:
@@ -90,10 +90,10 @@ def _shape_of_trial(experiment: Experiment, resolved: ResolvedConfig, precision:
         raise ConfigError(document.problem(("entrypoint",), message, SAY_SIZE, "meta-build")) from error
 
     def batch_of(samples: int) -> Any:
-        make = micro_batches_of(trial.build_training_data_loader(), samples)
+        made = micro_batch_of(trial.build_training_data_loader(), samples)
         dtype = next(model.parameters()).dtype
         moved = lambda each: each.to("meta", dtype if each.is_floating_point() else each.dtype)  # noqa: E731
-        return tree_map_only(torch.Tensor, moved, make())
+        return tree_map_only(torch.Tensor, moved, made)
 
     def loss_of(samples: int) -> Any:
         batch = batch_of(samples)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,8 +215,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         optimizer, parameters = returned.trained(self, model, ds_config)
         if section := ds_config.get("activation_checkpointing"):  # no engine passes it on
             # Option by option: with the whole JSON, it would check the batch as if every rank were a replica.
-            options = {name: section[key] for key, name in CHECKPOINTING.items() if key in section}
-            deepspeed.checkpointing.configure(None, **options)
+            deepspeed.checkpointing.configure(None, None, *map(section.get, CHECKPOINTING))
         if self._by_ddp:
             engine: Any = DDPEngine(model, optimizer, parameters, ds_config, self.context.device)
         else:
@@ -308,20 +307,16 @@ class DataParallelTrial(ReconciledTrial):
         metrics = returned.losses(self, self.loss(model, batch), trains=False)
         return {f"validation_{name}": value for name, value in metrics.items()}
 
-    def train_batch(
-        self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
-    ) -> dict[str, Any]:
+    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         """Train one micro-batch, and return the metrics of :meth:`loss`; the engine steps after an accumulation."""
-        assert dataloader_iter is not None
         batch = self.split_sequence(self.context.to_device(next(dataloader_iter)))
         metrics = returned.losses(self, self.loss(self.engine, batch))
         self.engine.backward(metrics["loss"])
         self.engine.step()
         return {**metrics, "loss": metrics["loss"].detach()}
 
-    def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
+    def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> dict[str, Any]:
         """The metrics of the next micro-batch by :meth:`evaluate`; see Determined's method of this name."""
-        assert dataloader_iter is not None
         return self.evaluate(self.engine, self.split_sequence(self.context.to_device(next(dataloader_iter))))
 
 

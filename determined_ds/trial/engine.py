@@ -25,8 +25,7 @@ from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import divided
 from determined_ds.trial.instruction_times import ATTRIBUTE, InstructionTimes
-from determined_ds.trial.pipeline_engine import PlannedEngine
-from determined_ds.trial.pipeline_module import ScheduledModule
+from determined_ds.trial.pipeline_engine import PlannedEngine, ScheduledModule
 from determined_ds.trial.returned import refused
 
 # Names that are replaced or overridden here, and that no version promises: of a module or a class.
@@ -55,15 +54,11 @@ PATCHED = {
         _get_default_store""",
 }
 TESTED = {"deepspeed": "0.19.8", "determined": "0.38.1", "torch": "2.13.0"}
-# Key of the JSON's ``activation_checkpointing`` -> argument of deepspeed.checkpointing.configure.
-CHECKPOINTING = {
-    "partition_activations": "partition_activations",
-    "contiguous_memory_optimization": "contiguous_checkpointing",
-    "number_checkpoints": "num_checkpoints",
-    "cpu_checkpointing": "checkpoint_in_cpu",
-    "synchronize_checkpoint_boundary": "synchronize",
-    "profile": "profile",
-}
+# Keys of the JSON's ``activation_checkpointing``, in the order of the arguments of deepspeed.checkpointing.configure.
+CHECKPOINTING = (
+    *("partition_activations", "contiguous_memory_optimization", "number_checkpoints", "cpu_checkpointing"),
+    *("synchronize_checkpoint_boundary", "profile"),
+)
 EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 # Of this process, those that are corrected, each while its trial holds it.
 ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()

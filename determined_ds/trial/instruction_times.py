@@ -19,8 +19,7 @@ from deepspeed.runtime.pipe import schedule
 
 from determined_ds.pipe.orders import ONE_F_ONE_B, Op, Pipeline
 from determined_ds.pipe.timeline import LOAD, Span
-from determined_ds.trial.pipeline_engine import PASSES
-from determined_ds.trial.pipeline_module import ScheduledModule
+from determined_ds.trial.pipeline_engine import PASSES, ScheduledModule
 
 WORK = {schedule.LoadMicroBatch: LOAD, **{instruction: kind for kind, instruction in PASSES.items()}}
 ATTRIBUTE = "_instruction_times"  # of a pipeline's engine
@@ -42,17 +41,12 @@ class _Batch:
 
 
 class InstructionTimes:
-    """Times the training schedules of one stage, by replacing methods of its ``PipelineEngine``.
-
-    Attributes:
-        stage: Which of the pipeline's ranks this is.
-        pipelines: The ranks of each replica.
-    """
+    """Times the training schedules of one stage, by replacing methods of its ``PipelineEngine``."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine, self.stage = engine, int(engine.stage_id)
+        self._engine, self.stage = engine, int(engine.stage_id)  # which of the pipeline's ranks this is
         topology = engine.grid.topology()
-        replicas = range(topology.get_dim("data"))
+        replicas = range(topology.get_dim("data"))  # the ranks of each:
         self.pipelines: list[list[int]] = [topology.get_axis_list("data", index) for index in replicas]
         self._on_gpu = engine.device.type == "cuda"
         self._zero: tuple[Any, float] = 0.0, 0.0  # a mark, and the machine's clock then

@@ -11,7 +11,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +29,9 @@ from determined_ds.pipe.partition import LayerTime, Partition
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.divided import LAYERS, LAYERS_SIZE
-from determined_ds.trial.pipeline_engine import leaf
-from determined_ds.trial.pipeline_module import ScheduledModule
+from determined_ds.trial.pipeline_engine import ScheduledModule, leaf
 from determined_ds.trial.returned import refused
-from determined_ds.trial.stream_loader import micro_batches_of
+from determined_ds.trial.stream_loader import micro_batch_of
 
 LEAST, MOST = 3, 15  # repetitions of a layer
 ENOUGH_S = 0.2  # of a layer's repetitions
@@ -129,23 +128,21 @@ class PipelineTrial(ReconciledTrial):
         self.load_weights(module)
         return module
 
-    def train_batch(
-        self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
-    ) -> dict[str, Any]:
+    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         """One optimizer step: all micro-batches of a replica through all its stages, and their mean ``loss``.
 
         See Determined's method of this name; ``dataloader_iter`` is None on stages that read nothing.
         """
         return {"loss": self.engine.train_batch(data_iter=self._on_device(dataloader_iter))}
 
-    def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
+    def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> dict[str, Any]:
         """The mean ``validation_loss`` over the next micro-batches, as many as the engine is set to take."""
         return {"validation_loss": self.engine.eval_batch(self._on_device(dataloader_iter))}
 
     def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return returned.losses(self, self.loss(outputs, targets), trains=torch.is_grad_enabled())["loss"]  # type: ignore[no-any-return]
 
-    def _on_device(self, batches: Iterator[Any] | None) -> Iterator[Any] | None:
+    def _on_device(self, batches: Any) -> Any:
         return None if batches is None else map(self.context.to_device, batches)
 
 
@@ -215,7 +212,7 @@ def _measured_layers(
         kept.callback(random.setstate, random.getstate())
         kept.callback(np.random.set_state, np.random.get_state())
 
-        batch = micro_batches_of(trial.build_training_data_loader(), trial.micro_batch_size)()
+        batch = micro_batch_of(trial.build_training_data_loader(), trial.micro_batch_size)
         inputs, targets = tree_map_only(torch.Tensor, lambda each: each.to(device), batch)
         inputs = tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
         found = []

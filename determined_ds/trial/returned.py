@@ -120,9 +120,12 @@ def trained(
     the JSON that sets the rate of groups with rates of their own (deepspeed 0.19.8's ``runtime/lr_schedules.py``).
     """
     name, optimizer, parameters = "build_optimizer", trial.build_optimizer(model), None
-    expected = "a torch.optim.Optimizer of the given model's parameters, or None"
+    is_right, expected = (
+        isinstance(optimizer, torch.optim.Optimizer | None),
+        "a torch.optim.Optimizer, or None",
+    )
     fix = "return torch.optim.AdamW(self.build_parameters(model), lr=...)"
-    check(isinstance(optimizer, torch.optim.Optimizer | None), trial, name, optimizer, expected, fix)
+    check(is_right, trial, name, optimizer, expected, fix)
     if optimizer is None:
         name, value = "build_parameters", trial.build_parameters(model)
         expected = "a list of parameters, or of groups such as {'params': [...], 'weight_decay': 0.0}"
@@ -146,20 +149,18 @@ def trained(
     method = method_of(trial, name)
     if missed := [each for each, p in model.named_parameters() if p.requires_grad and id(p) not in covered]:
         names = ", ".join(missed[:3]) + (f" and {len(missed) - 3} more" if missed[3:] else "")
-        logger.warning(
-            "warning: %s does not name %s, which require a gradient and are never trained; name them, or turn their "
-            "requires_grad off in build_model",
-            *(method, names),
-        )
+        fix = "name them, or turn their requires_grad off in build_model"
+        logger.warning("warning: %s does not name %s, which are never trained; %s", method, names, fix)
     section = ds_config.get("scheduler") or {}
     peak = (section.get("params") or {}).get(PEAKS.get(kind := str(section.get("type")), ""))
     own = {float(group["lr"]) for group in groups if isinstance(group, Mapping) and "lr" in group}
     if isinstance(peak, (int, float)) and not own <= {peak}:
-        logger.warning(
-            "warning: %s sets the rate of all groups, up to %g, not those of %s (%s); write a list of rates there, or "
-            "return a schedule from %s, with %s",
-            *(kind, peak, method, ", ".join(f"{rate:g}" for rate in sorted(own)), SCHEDULER, NO_SCHEDULE),
+        stated, fix = (
+            ", ".join(f"{rate:g}" for rate in sorted(own)),
+            f"return one from {SCHEDULER}, {NO_SCHEDULE}",
         )
+        said = f"{kind} sets the rate of all groups, up to {peak:g}, not those of {method} ({stated})"
+        logger.warning("warning: %s; write a list of rates there, or %s", said, fix)
     return optimizer, parameters
 
 
@@ -176,8 +177,8 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
         raise refused(key, message, f"take {CYCLE}", "plateau")
     if value is None and (kind is not None or _is_of_library(trial.build_scheduler)):
         return
-    is_schedule = callable(getattr(value, "step", None)) and not isinstance(value, type)
-    is_right = is_schedule and getattr(value, "optimizer", optimizer) is optimizer
+    is_right = callable(getattr(value, "step", None)) and not isinstance(value, type)
+    is_right = is_right and getattr(value, "optimizer", optimizer) is optimizer
     expected = "a schedule of torch.optim.lr_scheduler for the optimizer that it is given"
     check(is_right, trial, SCHEDULER, value, expected, f"return {CYCLE}")
     if kind is not None:
@@ -205,25 +206,26 @@ def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
     if isinstance(value, torch.Tensor):
         return {"loss": value}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        fix = 'return {"name of a metric": value, ...}'
-        raise failed(trial, names, value, "a dict of metrics by name", fix)
+        raise failed(
+            trial, names, value, "a dict of metrics by name", 'return {"name of a metric": value, ...}'
+        )
     return value
 
 
 def built_callbacks(trial: Any, context: Any) -> dict[str, Any]:
     """What a trial's ``build_callbacks`` returns, checked."""
-    fix = "call super().__init__(context) first" if hasattr(trial, "build_model") else "call it on the engine"
-    called = "context.wrap_model_engine(engine)"
+    fix, called = (
+        "call super().__init__(context) first, or it on the engine",
+        "context.wrap_model_engine(engine)",
+    )
     check(bool(context.models), trial, "__init__", None, called, fix, "wrapped no engine")
     found, kind = trial.build_callbacks(), pytorch.PyTorchCallback
     are_right = isinstance(found, dict) and all(isinstance(each, kind) for each in found.values())
     fix = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
-    expected = "a dict of names and PyTorchCallback objects"
-    check(are_right, trial, "build_callbacks", found, expected, fix)
-    hooks = {"on_step_end", *dir(kind)}
-    for callback in found.values():
-        for name in dir(callback) if context.distributed.rank == 0 else ():
-            if name.startswith("on_") and name not in hooks:
+    check(are_right, trial, "build_callbacks", found, "a dict of names and PyTorchCallback objects", fix)
+    for callback in found.values() if context.distributed.rank == 0 else ():
+        for name in set(dir(callback)) - {"on_step_end", *dir(kind)}:
+            if name.startswith("on_"):
                 where = method_of(callback, name)
                 logger.warning("warning: %s is not a hook of PyTorchCallback, and is never called", where)
     return dict(found)

@@ -80,24 +80,18 @@ def length_of(data: Any) -> int | None:
 
 def is_stream(dataset: Any) -> bool:
     """Whether a dataset can only be read from beginning to end, without an index."""
-    if isinstance(dataset, torch_data.IterableDataset):
-        return True
-    return not hasattr(dataset, "__getitem__") and (hasattr(dataset, "__iter__") or callable(dataset))
+    can_be_read = not hasattr(dataset, "__getitem__") and (hasattr(dataset, "__iter__") or callable(dataset))
+    return can_be_read or isinstance(dataset, torch_data.IterableDataset)
 
 
-def micro_batches_of(loader: Any, samples: int) -> Callable[[], Any]:
-    """A function that makes micro-batches of so many samples as a loader would, before training, on the CPU.
-
-    Of a stream, which is left where it was, it has the first sample again and again.
-    """
+def micro_batch_of(loader: Any, samples: int) -> Any:
+    """A micro-batch as a loader would make it, before training; of a stream, its first sample again and again."""
     collate = getattr(loader, "collate_fn", None) or torch_data.default_collate
     dataset = loader.dataset
     if not isinstance(loader, StreamLoader):
-        return lambda: collate([dataset[index % len(dataset)] for index in range(samples)])
+        return collate([dataset[index % len(dataset)] for index in range(samples)])
     state = dataset.state_dict() if hasattr(dataset, "load_state_dict") else None
-    try:
-        first = next(loader.open())
-    finally:
-        if state is not None:
-            dataset.load_state_dict(state)
-    return lambda: collate([first] * samples)
+    first = next(loader.open())
+    if state is not None:
+        dataset.load_state_dict(state)
+    return collate([first] * samples)

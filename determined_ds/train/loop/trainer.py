@@ -44,7 +44,7 @@ from determined_ds.train.loop.validation import Validator
 from determined_ds.train.rank import cluster_info, run_here
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
-from determined_ds.trial.pipeline_module import seed_layers
+from determined_ds.trial.pipeline_engine import seed_layers
 from determined_ds.trial.returned import built_callbacks, failed, method_of, refused
 
 logger = logging.getLogger("determined_ds")
