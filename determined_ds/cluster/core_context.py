@@ -46,9 +46,7 @@ HAS_THEM = "overwriting existing metric keys is not supported"
 STOPPED = "STATE_STOPPING_COMPLETED"
 # These let each trial train to its end: of the master's searchers, only asha_stopping.go makes a Stop.
 NEVER_STOP = frozenset({"single", "random", "grid"})
-# The ranks wait for the answer, so a master that does not answer costs 5 seconds of 20.
-PATIENCE_S = 5
-AGAIN_AFTER_S = 15.0
+PATIENCE_S, AGAIN_AFTER_S = 5, 15.0  # the ranks wait: a master that does not answer costs 5 seconds of 20
 # What a session raises without an answer, and with an unexpected one.
 NO_ANSWER = (errors.BadRequestException, OSError, ValueError, KeyError, TypeError)
 

@@ -76,8 +76,7 @@ class Pipeline:
 def _one_f_one_b(pipe: Pipeline, rank: int) -> Iterator[Op]:
     """Forward passes until the first backward pass can come, then both in turns, then the backward passes left.
 
-    With several chunks the order of the passes is by rounds: as many micro-batches as there are ranks through the
-    first chunk, the same through the second, and so on.
+    Several chunks go by rounds: as many micro-batches as there are ranks through the first, then the second, and so on.
     """
     ranks, chunks, total = pipe.ranks, pipe.chunks, pipe.micro_batches * pipe.chunks
     ahead = min(total, ranks - 1 - rank if chunks == 1 else (chunks + 1) * ranks - 2 * (1 + rank))

@@ -357,8 +357,7 @@ class SeveralEnginesTrial(ReconciledTrial):
         models, name = self.build_models(), "build_models"
         expected, fix = "a dict of engines' names and their models", 'return {"one": ..., "other": ...}'
         returned.check(isinstance(models, dict) and bool(models), self, name, models, expected, fix)
-        self.ds_configs = {engine: self._decide(engine) for engine in models}
-        self.engines = {}
+        self.ds_configs, self.engines = {engine: self._decide(engine) for engine in models}, {}
         for self.building, model in models.items():
             checked = returned.model(self, model, name)
             self.engines[self.building] = self.initialize(checked, self.ds_configs[self.building])
@@ -366,8 +365,7 @@ class SeveralEnginesTrial(ReconciledTrial):
 
     def _decide(self, engine: str) -> dict[str, Any]:
         """The DeepSpeed configuration of an engine, for which ``<engine>_<name>`` overrides ``<name>``."""
-        resolved, prefix, changes = self.resolved, f"{engine}_", []
-        stated = resolved.hyperparameters
+        resolved, stated, prefix, changes = self.resolved, self.resolved.hyperparameters, f"{engine}_", []
         for key, value in stated.data.items():
             if (name := str(key).removeprefix(prefix)) == key:
                 continue
@@ -382,9 +380,8 @@ class SeveralEnginesTrial(ReconciledTrial):
         if found.batch != resolved.batch:
             message = f"makes other micro-batches for the {engine} than the data loader's"
             fix = "set batch sizes for all engines, in overwrite_deepspeed_args"
-            raise refused(
-                f"hyperparameters.{prefix}overwrite_deepspeed_args", message, fix, "several-engines"
-            )
+            key = f"hyperparameters.{prefix}overwrite_deepspeed_args"
+            raise refused(key, message, fix, "several-engines")
         return found.ds_config
 
     @abc.abstractmethod

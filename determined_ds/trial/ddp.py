@@ -37,14 +37,7 @@ class DDPEngine(torch.nn.Module):
     ``optimizer`` is the author's; None: that of ``ds_config``, over ``parameters``.
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        optimizer: Any,
-        parameters: Any,
-        ds_config: Mapping[str, Any],
-        device: Any,
-    ) -> None:
+    def __init__(self, module: Any, optimizer: Any, parameters: Any, ds_config: Any, device: Any) -> None:
         super().__init__()
         for name in ("fp16", "torch_autocast"):
             if (ds_config.get(name) or {}).get("enabled"):

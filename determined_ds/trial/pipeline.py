@@ -153,9 +153,8 @@ def _measured_bounds(trial: PipelineTrial, specs: Sequence[Any]) -> partition.Bo
     """Where the layers that a trial's ``build_layers`` returned are cut, by the time that each takes; a collective.
 
     They are cut as in the checkpoint that training continues from, if it has a partition of these layers; else rank 0
-    measures its layers, one after the other, and all ranks get the times. The cut with the shortest step is kept in the
-    run directory and in each checkpoint. Measuring leaves no trace: the generators of random numbers are as they were,
-    and modules that a trial built itself are copied.
+    measures them for all. The cut with the shortest step is kept in the run directory and in each checkpoint. Measuring
+    leaves no trace: generators of random numbers are as they were, and modules that a trial built itself are copied.
     """
     context: Any = trial.context
     pipe, is_chief = trial.resolved.strategy.pipeline, context.distributed.rank == 0

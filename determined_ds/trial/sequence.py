@@ -41,13 +41,9 @@ def DeepSpeedMPU(mpu: Any) -> det_ds.ModelParallelUnit:
         rank, replicas = dist.get_rank() // size, dist.get_world_size() // size
     else:
         rank, replicas = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
-    rank_of_copies = getattr(mpu, "get_tensor_model_parallel_rank", lambda: 0)()
-    return det_ds.ModelParallelUnit(
-        data_parallel_rank=rank,
-        data_parallel_world_size=replicas,
-        should_report_metrics=rank_of_copies == 0,
-        should_build_data_loader=True,
-    )
+    reports = getattr(mpu, "get_tensor_model_parallel_rank", lambda: 0)() == 0
+    how = {"should_report_metrics": reports, "should_build_data_loader": True}
+    return det_ds.ModelParallelUnit(data_parallel_rank=rank, data_parallel_world_size=replicas, **how)
 
 
 class SequenceGroup:
@@ -143,9 +139,7 @@ class SequenceGroup:
             functools.partial(UlyssesSPAttentionHF, **how)
         )  # by the shape of a batch
 
-        def attend(
-            module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, *args: Any, **kwargs: Any
-        ) -> Any:
+        def attend(module: Any, query: Any, key: Any, value: Any, _: Any, *args: Any, **kwargs: Any) -> Any:
             samples, heads, tokens, width = query.shape
             whole, window = tokens * self.size, kwargs.get("sliding_window")
             if window is not None and window < whole:
