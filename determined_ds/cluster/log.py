@@ -22,13 +22,9 @@ NO_RESTART_HELPS = f"{ERROR}determined_ds: another start would fail in the same 
 OUT_OF_MEMORY = f"{ERROR}determined_ds: out of memory, as another start would be"
 # What the templates have the master do at these lines. It matches a line without its level; anchored, a pattern meets
 # neither the configuration, which is in the log of each task, nor what a trial prints.
-LOG_POLICIES = (
-    {
-        "name": "No restart helps",
-        "pattern": "^determined_ds: another start would fail in the same way",
-        "action": "cancel_retries",
-    },
-    {"name": "CUDA OOM", "pattern": "^determined_ds: out of memory", "action": "cancel_retries"},
+LOG_POLICIES = tuple(
+    {"name": name, "pattern": f"^{line.removeprefix(ERROR).split(',')[0]}", "action": "cancel_retries"}
+    for name, line in (("No restart helps", NO_RESTART_HELPS), ("CUDA OOM", OUT_OF_MEMORY))
 )
 
 

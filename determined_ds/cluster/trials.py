@@ -20,7 +20,6 @@ from determined_ds.rundir.records import RESTART, RESUME, START, Launch, Recorde
 if TYPE_CHECKING:
     from determined.experimental import Determined
 
-GROUPS = ("training", "validation")
 SUMMARIES = {"avg_metrics": "training", "validation_metrics": "validation"}  # the names of their summaries
 
 
@@ -100,7 +99,7 @@ def _recorded(trial: Any) -> RecordedRun:
     # Reports that count: those that a later allocation trained again are left out by the master.
     records: list[Record] = []
     for group in dict.fromkeys(
-        [*GROUPS, *(SUMMARIES.get(each, each) for each in trial.summary_metrics or {})]
+        [*SUMMARIES.values(), *(SUMMARIES.get(each, each) for each in trial.summary_metrics or {})]
     ):
         for report in trial.iter_metrics(group):
             metrics, time = report.metrics or {}, report.end_time.timestamp()

@@ -29,8 +29,7 @@ from determined_ds.rundir.run_dir import RunDir
 
 logger = logging.getLogger("determined_ds")
 
-# Wait at the end of training for reports that the master has not taken yet.
-LAST_S = 30.0
+LAST_S = 30.0  # that the end of training waits for reports which the master has not taken yet
 # Sections of an experiment's configuration that core_v2 takes; the rest only concerns clusters.
 SHOWN = ("name", "description", "labels", "workspace", "project", "data")
 

@@ -1,9 +1,4 @@
-"""Where the layers of a model are cut into the parts of a pipeline.
-
-By measured times::
-
-    times of the layers -> the cut whose slowest part is fastest -> bounds moved while the simulated step gets shorter
-"""
+"""Where the layers of a model are cut into the parts of a pipeline, by measured times or evenly."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from determined_ds.pipe.orders import BACKWARD, DUALPIPEV, FORWARD, INPUT, WEIGH
 # counted in them is exact.
 UNITS: Mapping[str, float] = {FORWARD: 1, BACKWARD: 2, INPUT: 1, WEIGHT: 1}
 LOAD = "L"  # beside the passes of a recorded step: a micro-batch is loaded
-DIGITS = 7  # of its seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +127,7 @@ def recorded_step(pipe: Pipeline, spans: Sequence[Sequence[Span]]) -> RecordedSt
     zero = min(own[0].start for own in spans)
 
     def moved(span: Span) -> Span:
-        return Span(op=span.op, start=round(span.start - zero, DIGITS), end=round(span.end - zero, DIGITS))
+        return Span(op=span.op, start=round(span.start - zero, 7), end=round(span.end - zero, 7))
 
     return RecordedStep(pipeline=pipe, spans=tuple(tuple(map(moved, own)) for own in spans))
 
@@ -155,8 +154,7 @@ def steps(pipe: Pipeline, *, forward_only: bool = False) -> tuple[tuple[Step, ..
     """The passes of each rank, or with ``forward_only`` the forward ones, with the messages between them.
 
     Messages are begun in the order in which the passes that make them end, on the rank that sends and on the one that
-    receives: whatever two ranks have for each other, they begin it in the same order, so that no message waits for one
-    that is begun later.
+    receives, so that no message waits for one that is begun later.
     """
     spans = timeline(pipe, orders=pipe.forward_orders() if forward_only else pipe.orders())
     placed: list[list[tuple[float, int, Step]]] = [

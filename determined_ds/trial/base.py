@@ -88,10 +88,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
 
     def _resolved_of(self, context: Any) -> ResolvedConfig:
-        """The reconciled configuration of a context: ours has it, for Determined's own it is made here.
-
-        Refuses what Determined's own loop would silently leave out.
-        """
+        """The configuration of a context; refused is what Determined's own loop would silently leave out."""
         if isinstance(resolved := getattr(context, "resolved", None), ResolvedConfig):
             return resolved
         has_hook = type(self).on_step_end is not ReconciledTrial.on_step_end
@@ -100,8 +97,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             message = "has no effect under Determined's own context and Trainer"
             fix = "open the context by determined_ds.open_context and train by determined_ds.Trainer"
             raise refused(name, message, fix, "own-loop")
-        ranks, accelerator, here = context.distributed, detect_accelerator(), Path.cwd()
-        where = Where(context_dir=here, accelerator=accelerator, slots=ranks.size, machines=ranks.cross_size)
+        ranks, kind = context.distributed, detect_accelerator()
+        where = Where(context_dir=Path.cwd(), accelerator=kind, slots=ranks.size, machines=ranks.cross_size)
         stated = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
         return resolve(stated, where)
 

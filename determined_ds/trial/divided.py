@@ -190,10 +190,9 @@ def _recorders_by_name() -> Any:
 def clip_by_all_experts(parameters: Sequence[Any], max_norm: float) -> float:
     """Clip gradients by their norm over all experts, and return it; a collective. DeepSpeed's averages the ranks'."""
     gradients: dict[str, list[torch.Tensor]] = {"": []}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            name = parameter.group_name if is_moe_param(parameter) else ""
-            gradients.setdefault(name, []).append(parameter.grad)
+    for parameter in (each for each in parameters if each.grad is not None):
+        name = parameter.group_name if is_moe_param(parameter) else ""
+        gradients.setdefault(name, []).append(parameter.grad)
     total = torch.zeros((), device=parameters[0].device)
     for name, found in gradients.items():
         squares = sum((each.float().square().sum() for each in found), torch.zeros_like(total))

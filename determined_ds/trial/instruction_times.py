@@ -1,9 +1,8 @@
 """How long the stages of a pipeline work and wait, measured by the instructions of their schedule.
 
 A stage works while it loads a micro-batch, runs it forward, or runs it backward. All else, from the start of a
-batch's schedule to the end of its last micro-batch, is waiting, its share the pipeline's bubble: for a neighbour, for
-the wire (sending and receiving counts as waiting), and for the host between two instructions. The reduction of
-gradients and the optimizer's step are not counted: they are the same without a pipeline.
+batch's schedule to the end of its last micro-batch, is waiting, its share the pipeline's bubble; sending and receiving
+too. The reduction of gradients and the optimizer's step are not counted: they are the same without a pipeline.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ The way of a batch::
 DeepSpeed's engine does what a pass does, and all that comes before and after the micro-batches. Here are the parts of
 a rank, what passes between ranks, and backward passes in two: for the inputs of a part, and for its weights, later.
 
-Where a rank's layers draw from its one generator, dropout depends on how many ranks there are and in which order they
-compute. Here each layer has a seed of its own in each pass (:func:`seed_of`). So any schedule on any number of ranks
-trains as one process does, a pass that is computed anew draws the same again, and a resumed run too. First weights do
-not depend on where the layers are cut. (DeepSpeed's ``seed_layers`` counts passes from the start of the process.)
+Each layer has a seed of its own in each pass (:func:`seed_of`), so dropout and first weights do not depend on ranks and
+schedules, and a pass that is computed anew, or after a resume, draws the same again. (DeepSpeed's ``seed_layers``
+counts passes from the start of the process.)
 
 Source: ``DualPipeVEngine`` in deepspeed 0.19.8's ``runtime/pipe/dualpipev.py``, which does the same for one schedule.
 Of backward passes in two: arXiv:2401.10241, section 2; torch 2.13's ``distributed/pipelining/_backward.py``, whose
@@ -40,7 +39,6 @@ from determined_ds.pipe.timeline import Receive, Send, steps
 from determined_ds.trial.returned import refused
 
 Specs = tuple[bool, tuple[tuple[torch.Size, torch.dtype], ...]]  # whether it is one tensor; of each
-MOST_ON_THEIR_WAY = 2  # messages to a rank: by the schedule, it asks for each before the next is made
 
 
 def seed_of(*place: int) -> int:
@@ -462,7 +460,7 @@ class PlannedEngine(PipelineEngine):
             work.wait()
 
     def _send(self, tensors: Sequence[torch.Tensor], peer: int) -> None:
-        self._await_sent(peer, MOST_ON_THEIR_WAY - 1)
+        self._await_sent(peer, 1)  # by the schedule, a rank asks for each message before the next is made
         rank = self.grid.stage_to_global(peer)
         sent = [each.detach().contiguous() for each in tensors]
         self._sent.setdefault(peer, deque()).append([(comm.isend(each, rank), each) for each in sent])

@@ -22,7 +22,6 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, TrainingError,
 logger = logging.getLogger("determined_ds")
 # A method that is defined in one of these packages is not the author's.
 LIBRARIES = ("determined_ds", "determined", "deepspeed", "torch")
-MAX_NAMES = 8
 # A method, or several, the outermost first, such as ``train_batch`` and ``loss``: the author's first one is named.
 Names = str | tuple[str, ...]
 SCHEDULER, CYCLE = "build_scheduler", "e.g. OneCycleLR(optimizer, max_lr=..., total_steps=self.total_steps)"
@@ -82,7 +81,7 @@ def described(value: Any) -> str:
         return "None" if value is None else f"the {name} {shown(value)}"
     if isinstance(value, (Mapping, list, tuple)):
         say = shown if isinstance(value, Mapping) else lambda each: type(each).__name__
-        return f"a {name} of {len(value)}: {', '.join(map(say, list(value)[:MAX_NAMES]))}"
+        return f"a {name} of {len(value)}: {', '.join(map(say, list(value)[:8]))}"
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 

@@ -48,13 +48,10 @@ class StreamLoader:
         worker_init_fn: Callable[[int], None] | None = None,
         **workers: Any,
     ) -> None:
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.sharded = sharded
+        self.dataset, self.batch_size, self.sharded = dataset, batch_size, sharded
         self.collate_fn = collate_fn or torch_data.default_collate
-        self.num_workers = num_workers
+        self.num_workers, self.worker_init_fn = num_workers, worker_init_fn
         self.workers = {"num_workers": num_workers, **workers}
-        self.worker_init_fn = worker_init_fn
         if hasattr(dataset, "__next__") and not hasattr(dataset, "load_state_dict"):
             message = "an iterator can be read only once: no replica or resumed run can begin it again"
             fix = "give the function that makes it, and not what it returns: training_loader(read)"
