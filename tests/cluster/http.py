@@ -6,8 +6,10 @@ import contextlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any, Literal
 
 import psutil
@@ -15,6 +17,12 @@ from werkzeug import Request, Response
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 Json = Any
+LATE_S = 4.0
+
+
+def now() -> str:
+    """The time as the API writes it."""
+    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 class Refused(Exception):
@@ -44,15 +52,16 @@ class Fault:
     """What the next call of a task meets, to a path of this pattern.
 
     ``close after`` obeys the call and closes the connection unanswered; ``answer`` gives another answer than
-    ours, and ``answer after`` does so once the call is obeyed.
+    ours, and ``answer after`` does so once the call is obeyed; ``late`` answers after some seconds.
     """
 
-    kind: Literal["close after", "answer", "answer after"]
+    kind: Literal["close after", "answer", "answer after", "late"]
     method: str
     path: str
     status: int = 200
     body: Json = None
     is_met: bool = field(default=False, init=False)
+    answered: str = field(default="", init=False)  # when a late answer was given
 
     def meets(self, call: Call) -> bool:
         is_such = call.allocation and call.method == self.method and re.fullmatch(self.path, call.path)
@@ -99,6 +108,9 @@ class Server:
             fault = next((fault for fault in self.faults if fault.meets(call)), None)
         if fault and fault.kind == "answer":
             return _response(call, fault.status, json.dumps(fault.body))
+        if fault and fault.kind == "late":
+            time.sleep(LATE_S)
+            fault.answered = now()
         try:
             call.body = json.loads(request.data) if request.data else None
             call.rank = _rank_at(request.environ["REMOTE_PORT"]) if of_task else None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
-from tests.cluster.http import Json
+from tests.cluster.http import Json, now
 from tests.package import SearchMethod
 
 # States by the names of the API, less their ``STATE_``. A trial and an experiment share them.
@@ -19,11 +18,6 @@ STOPPING = {
 }
 # The rank, the level and the rest of a line. Source: determined 0.38.1's ``master/static/srv/ship_logs.py``.
 SHIPPED = re.compile(r"(?: ?\[rank=(\d+)\] ?)?(?: ?(DEBUG|INFO|WARNING|ERROR|CRITICAL): ?)?(.*)", re.DOTALL)
-
-
-def now() -> str:
-    """The time as the API writes it."""
-    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def taken_apart(line: str) -> tuple[str, str, str]:

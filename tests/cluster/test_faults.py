@@ -15,7 +15,10 @@ def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
     config = fake.master.experiments[number].config
     config.update(description=None, labels=None, bind_mounts=None)
     config["searcher"].update(max_length=None, smaller_is_better=None, source_trial_id=None)
+    # Nothing that the next step does not need waits for a master.
+    late = fake.inject("late", "POST", f"{TRIAL}progress")
     met = [
+        late,
         # The report was taken, and its answer lost: sent again, a master refuses it even where it is the same.
         fake.inject("close after", "POST", f"{TRIAL}metrics"),
         fake.inject("answer after", "POST", "/api/v1/checkpoints", status=204),
@@ -31,6 +34,7 @@ def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
     [trial] = fake.wait(number)
     assert all(fault.is_met for fault in met)
     assert [steps for steps, _ in fake.reports(trial, "training")] == list(range(1, 7))
+    assert fake.kept(trial).of_group("training")[1].at < late.answered
     assert [steps for steps, _ in fake.reports(trial, "validation")] == [2, 4, 6]
     assert [checkpoint.batch for checkpoint in fake.checkpoints(trial)] == [2, 4, 6]
     kept = fake.kept(trial)
