@@ -207,7 +207,7 @@ def _facts(shown: RunView) -> dict[str, str]:
         words += [f"{launch.machine['cores']} cores"] if launch.machine.get("cores") else []
         started = date_text(datetime.fromtimestamp(shown.run.launches[0].time).astimezone())
         found = {"command": launch.command, "runs": launch.runs, "started": started}
-        found |= {"trained on": trained_on(launch), "machine": ", ".join(words)}
+        found |= {"trained on": trained_on(shown.run), "machine": ", ".join(words)}
     if shown.run.checkpoints:
         newest = shown.run.checkpoints[0]
         found["newest checkpoint"] = f"{newest.uuid}, batch {newest.steps_completed:,}"

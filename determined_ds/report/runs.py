@@ -16,7 +16,7 @@ from determined_ds.documents.document import dotted, get_path, leaves
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.live import LOSS, POSITION, TRAINING, VALIDATION, Validation
 from determined_ds.report.numbers import count
-from determined_ds.rundir.records import COMPLETED, Launch, RecordedRun, is_run, read_run
+from determined_ds.rundir.records import COMPLETED, RecordedRun, is_run, read_run
 from determined_ds.rundir.run_dir import short
 
 RUNNING, UNFINISHED = "running", "not finished"
@@ -163,14 +163,16 @@ class RunView:
         return found
 
 
-def trained_on(launch: Launch) -> str:
-    """What a launch trains on: ``2 slots (CPU), ZeRO 1, fp32, global batch 32 = 16 x 1 x 2 replicas``."""
+def trained_on(run: RecordedRun) -> str:
+    """What its last launch trains on: ``2 slots (CPU), ZeRO 1, fp32, global batch 32 = 16 x 1 x 2 replicas``."""
+    launch = run.launches[-1]
+    ds_config = launch.ds_config or run.ds_config  # the latter where the code has decided it
     kind = {"cpu": "CPU", "cuda": "GPU"}.get(launch.accelerator, launch.accelerator)
     words = [count(launch.slots, "slot") + (f" ({kind})" if kind else "")]
     words += [f"{launch.machines} machines"] if launch.machines > 1 else []
-    words += [launch.strategy] if launch.strategy else []
-    if launch.ds_config:
-        on = (name for name in ("bf16", "fp16") if get_path(launch.ds_config, (name, "enabled")) is True)
+    if ds_config:
+        words.append(launch.strategy or f"ZeRO {get_path(ds_config, ('zero_optimization', 'stage')) or 0}")
+        on = (name for name in ("bf16", "fp16") if get_path(ds_config, (name, "enabled")) is True)
         words.append(next(on, "fp32"))
     if launch.global_batch_size:
         replicas = f" x {count(launch.replicas, 'replica')}"

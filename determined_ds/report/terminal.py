@@ -47,7 +47,7 @@ def follow(path: Path, console: Console) -> None:
 
     run = read_run(path)
     launch = run.launches[-1] if run.launches else None
-    show("  ".join([run.name, *([trained_on(launch)] if launch else []), short(run.path)]))
+    show("  ".join([run.name, *([trained_on(run)] if launch else []), short(run.path)]))
     looks = _looks(path, since=launch.time if launch else 0.0)
     if console.is_terminal and not console.is_dumb_terminal:
         panel = DrawnPanel(console)
@@ -136,7 +136,7 @@ def closing_block(run: RecordedRun) -> list[str]:
         waits = statistics.median(bubbles[1:] or bubbles)  # the first report aside
         facts["bubble"] = f"{percent(waits)} of the time; {percent(counted[-1])} by the schedule alone"
     if shown.launch is not None:
-        facts |= {"strategy": trained_on(shown.launch), "seed": str(shown.launch.trial_seed)}
+        facts |= {"strategy": trained_on(run), "seed": str(shown.launch.trial_seed)}
     facts["run dir"] = short(run.path)
     newest = run.checkpoints[0] if run.checkpoints else None
     facts["checkpoint"] = f"batch {newest.steps_completed:,}, {newest.uuid}" if newest else ""

@@ -134,3 +134,11 @@ def test_a_run_that_has_ended_is_shown_once_with_commands_to_continue(
     said, here = watch(path), f"det-ds run {path}/experiment.yaml . --run-dir {path} --resume"
     for words in ("validation_loss 2.25 at batch 20, the best; 2.5 at batch 40", *told):
         assert words.format(resume=here) in said
+
+
+def test_a_strategy_that_the_code_decides_is_that_of_its_engine(tmp_path: Path) -> None:
+    """As of a script of transformers with a DeepSpeed configuration of its own."""
+    launches = [launch(strategy="", ds_config={}, global_batch_size=0)]
+    path = recorded(tmp_path / "run", [training(40, loss=2.0)], config=CONFIG, launches=launches)
+    (path / "deepspeed_config.json").write_text('{"zero_optimization": {"stage": 2}}')
+    assert "strategy    2 slots (CPU), ZeRO 2, fp32\n" in watch(path)
