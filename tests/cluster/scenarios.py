@@ -11,7 +11,7 @@ from tests.harness.command import ROOT
 # The address of a real master, on which the scenarios then run; without it they run on ours.
 REAL = os.environ.get("DET_MASTER", "")
 # Of a training that is stopped on its way, and how often it is saved: ours holds it at a checkpoint meanwhile.
-LENGTH, SAVED_EVERY = (100, 50) if REAL else (40, 4)
+LENGTH, SAVED_EVERY = (100, 50) if REAL else (24, 4)
 
 CONST, PIPELINE = "experiments/gpt2/const.yaml", "experiments/gpt2/pipeline.yaml"
 
