@@ -13,7 +13,6 @@ from determined_ds.cli.main import main
 from tests.harness.checked import report_of
 
 GRID = {"name": "grid", "metric": "validation_loss"}
-RANDOM = {"name": "random", "metric": "validation_loss", "max_trials": 5}
 
 
 def choice(*values: Any) -> dict[str, Any]:

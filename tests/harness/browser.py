@@ -5,12 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from pathlib import Path
-
-import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_browser = pytest.mark.usefixtures("browser")
 
 
 def chromium(address: str, *words: str, width: int = 1400, height: int = 3000) -> tuple[str, list[str]]:
@@ -28,9 +24,3 @@ def chromium(address: str, *words: str, width: int = 1400, height: int = 3000) -
             timeout=120,
         )
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-def saved(text: str, path: Path) -> str:
-    """Write a page; its address."""
-    path.write_text(text)
-    return path.as_uri()

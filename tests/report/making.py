@@ -54,9 +54,9 @@ def failed(
     return {"name": name, "slots": 2, "status": status, "reason": reason, **others}
 
 
-def content(*rows: dict[str, Any], **others: Any) -> dict[str, Any]:
-    """What results.json holds, on a CPU."""
-    return {
+def results(*rows: dict[str, Any], **others: Any) -> Results:
+    """Rows as they are read from results.json, of a comparison on a CPU."""
+    content = {
         "kind": "results of determined_ds",
         "format": 3,
         "title": "gpt2_const",
@@ -65,16 +65,12 @@ def content(*rows: dict[str, Any], **others: Any) -> dict[str, Any]:
         "machine": "x86_64, 2 CPU cores",
         "accelerator": "cpu",
         "steps": 3,
-        "rows": list(rows),
+        "rows": rows,
         **others,
     }
-
-
-def results(*rows: dict[str, Any], **others: Any) -> Results:
-    """Rows as they are read from a file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
-        path.write_text(json.dumps(content(*rows, **others)))
+        path.write_text(json.dumps(content))
         return load_results(path)
 
 
