@@ -118,7 +118,7 @@ def verify(checkpoint: Checkpoint) -> dict[str, Any]:
     Returns:
         ``uuid``, ``path``, ``steps_completed``; ``state``: ``intact``, ``damaged``, or ``unverified`` where there is
         no manifest to go by; ``damages``: what is wrong, each beginning with the file's name, or why it is unverified;
-        ``files`` (without the manifest and Determined's metadata) and ``bytes`` of the folder.
+        ``files`` and ``bytes`` of the folder.
     """
     damages, sizes = list(damages_of(checkpoint.path)), sizes_in(checkpoint.path)
     state = "damaged" if damages else "intact"
@@ -130,7 +130,7 @@ def verify(checkpoint: Checkpoint) -> dict[str, Any]:
         "steps_completed": checkpoint.steps_completed,
         "state": state,
         "damages": damages,
-        "files": len(sizes.keys() - {MANIFEST, METADATA}),
+        "files": len(sizes),
         "bytes": sum(sizes.values()),
     }
 

@@ -43,6 +43,7 @@ def test_verify_names_damaged_files_and_has_its_exit_code(copied: Path) -> None:
     there = copied / "run"
     done = checkpoint("verify", there)
     assert done.exit_code == 0, done.output
+    assert f"  {len(answer('show', 'last', '--run-dir', there)['files'])} files, " in done.stdout
     listed = [line.split()[:2] for line in done.stdout.splitlines()]
     assert listed == [["intact", path.name] for path in checkpoints(there)]
     damaged = at(there, 4)
