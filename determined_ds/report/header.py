@@ -59,7 +59,9 @@ def decided(
         ]
     )
     sizes = f"micro-batch {batch.micro_batch_size} x {batch.accumulation} accumulated x {replicas}"
-    lines += [f"  slots      {where}: {layout}, ZeRO {resolved.zero_stage}"]
+    experts = strategy.expert_parallel_size
+    shared = f", experts shared by {experts} ranks" if experts > 1 else ""
+    lines += [f"  slots      {where}: {layout}, ZeRO {resolved.zero_stage}{shared}"]
     lines += [f"  batch      {batch.global_batch_size} = {sizes}"]
     if strategy.pipe_parallel_size > 1:  # what a pipeline's measured bubble is to be compared with
         chunks = f", {strategy.pipe_chunks} chunks a rank" if strategy.pipe_chunks > 1 else ""
