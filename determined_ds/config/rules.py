@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from determined_ds.config.ds_schema import ZERO
+from determined_ds.config.ds_schema import TORCH_TYPES, ZERO
 from determined_ds.config.params import AUTO, LOGGING
 from determined_ds.config.strategy import (
     DTYPES,
@@ -250,6 +250,12 @@ TABLE = (
             and not at(c, "zero_allow_untested_optimizer"),
         "ZeRO stage {s.zero_stage} takes Adam, AdamW, Adagrad, Lion and Muon, and refuses {value}",
         'use AdamW, set zero_optimization.stage to 0, or add "zero_allow_untested_optimizer": true'),
+    row("torch-schedule", "scheduler.type",  # runtime/engine.py _scheduler_from_config is given the wrapped optimizer
+        lambda s, c, v: v in TORCH_TYPES["scheduler"]
+            and (s.zero_stage > 0 or at(c, "bf16.enabled") or at(c, "fp16.enabled")),
+        "DeepSpeed wraps the optimizer for ZeRO, bf16 and fp16, and torch's schedules refuse a wrapped one",
+        "return it from build_scheduler and remove the scheduler here, or use WarmupLR, WarmupDecayLR, WarmupCosineLR"
+        " or OneCycle"),
     row("optimizer-nvcc", "optimizer.type", lambda s, c, v: compiles_optimizer(s, c),  # ops/adam/fused_adam.py
         "DeepSpeed's own {value} is compiled by nvcc before the first step, on every machine",
         "use an image with the CUDA toolkit, or AdamW with torch_adam and fused left out, which takes torch's",

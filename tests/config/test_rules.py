@@ -35,6 +35,7 @@ FEW = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)
 TO_CPU, NVME = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/nvme"}
 FP16, BF16, WANDB = ({section: {"enabled": True}} for section in ("fp16", "bf16", "wandb"))
 MUON = optimizer("Muon", lr=0.1, muon_lr=0.02)
+TORCHS: Json = {"type": "CosineAnnealingLR", "params": {"T_max": 20}}
 DUALPIPEV, ZB_H1 = {"pipe_schedule": "dualpipev"}, {"pipe_schedule": "zb-h1"}
 TP: Json = {"tensor_parallel": {"autotp_size": 2}}
 EP: Json = {"expert_parallel": {"enabled": True, "autoep_size": 2}}
@@ -120,6 +121,8 @@ CASES: dict[tuple[str, str], tuple[Json, ...]] = {
         {**BF16, "communication_data_type": "fp16", **zero(3, **{QUANTIZED[2]: True})}, machines=2),
     # ---- Which optimizers run where
     ("optimizer-nvcc", "optimizer.type"): each_of(optimizer(lr=0.1, torch_adam=False), optimizer(lr=0.1)),
+    ("torch-schedule", "scheduler.type"): each_of(
+        *({"scheduler": TORCHS, **more} for more in (zero(1), BF16, FP16)), {"scheduler": TORCHS}),
     ("zero-untested-optimizer", "optimizer.type"): each_of(
         {**zero(1), **optimizer("SGD", lr=0.1)},
         {**zero(1), **optimizer("SGD", lr=0.1), "zero_allow_untested_optimizer": True}),
