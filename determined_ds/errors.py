@@ -10,6 +10,7 @@ The tree::
     └── TrainingError        training itself failed: exit 1
         ├── CheckpointError  a checkpoint could not be written or read back
         ├── NotFiniteError   a loss is not finite: nothing is saved of it
+        ├── SpikeError       a loss has spiked: the next start goes back to a checkpoint before it
         └── ChiefFailed      rank 0 failed, and says why; raised on the others, with its exit code
 
 A :class:`ConfigError` carries *all* the problems that were found, each as a :class:`Problem` with the
@@ -167,6 +168,12 @@ class CheckpointError(TrainingError):
 
 class NotFiniteError(TrainingError):
     """A loss or a metric is not a finite number: nothing is saved of the weights behind it."""
+
+
+class SpikeError(TrainingError):
+    """A loss has spiked, and that is recorded: the next start goes back, and leaves its batches out."""
+
+    exit_code = EXIT_CRASHED
 
 
 class ChiefFailed(TrainingError):

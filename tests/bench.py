@@ -133,8 +133,8 @@ def steps(size: str, zero: int, accumulation: int, folder: str) -> dict[str, lis
         determined = Toy(theirs)
         trainers = ((ours, Trainer(ours, context)), (determined, det_ds.Trainer(determined, theirs)))
 
-        def fitted(trial: Toy, trainer: Any) -> float:
-            trainer.fit(**options)
+        def fitted(trial: Toy, trainer: Any, **more: Any) -> float:
+            trainer.fit(**options, **more)
             return trial.seconds_a_batch()
 
         def looped() -> float:
@@ -145,6 +145,7 @@ def steps(size: str, zero: int, accumulation: int, folder: str) -> dict[str, lis
             {
                 "plain": looped,
                 "ours": lambda: fitted(*trainers[0]),
+                "ours, watching for spikes": lambda: fitted(*trainers[0], on_spike={"deviations": 1e6}),
                 "determined": lambda: fitted(*trainers[1]),
             },
             turns,

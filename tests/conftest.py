@@ -26,7 +26,7 @@ import pytest
 from tests import short_cases
 from tests.harness import forked, required
 from tests.harness.browser import CHROMIUM
-from tests.harness.machines import Machine, two_machines, why_no_machines
+from tests.harness.machines import Machine, joined_machines, why_no_machines
 from tests.harness.ranks import ROOT, Ranks, RanksOf
 
 # `make test` tries the same examples each time, and can be relied on; `make test-all` explores: new ones each time, and
@@ -219,10 +219,10 @@ def ranks_of(request: pytest.FixtureRequest) -> RanksOf:
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
-    """Two machines, joined by a cable (see ``machines.py``). As root only."""
+    """Two machines, joined by a switch (see ``machines.py``). As root only."""
     if reason := why_no_machines():
         required.skip_or_fail("machines", reason)
-    with two_machines(tmp_path / "machines") as both:
+    with joined_machines(tmp_path / "machines") as both:
         yield both
 
 

@@ -68,6 +68,14 @@ def search_problems(
         )
         fix = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}, or train as long"
         add(warnings, "max_time", message, fix, "search-length")
+    if fit.on_spike:
+        message = (
+            "compares trials at equal steps, and one that takes a spike back has other data behind it by then"
+        )
+        fix = (
+            "leave out fit.on_spike in the search, or read its ranking as one of settings and spikes together"
+        )
+        add(warnings, "name", message, fix, "search-spike")
     return errors, warnings
 
 

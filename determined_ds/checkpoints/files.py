@@ -59,6 +59,8 @@ class TrialState:
     last_checkpoint: int = -1  # batches_trained at the last checkpoint
     kept: list[str] = field(default_factory=list)  # uuids of the existing checkpoints, oldest first
     best: str = ""  # uuid of the one whose validation was best
+    # Batches of the data that were left out before the last trained one, the first and the last of each range.
+    skipped: list[tuple[int, int]] = field(default_factory=list)
 
 
 def read_object(file: Path) -> dict[str, Any]:

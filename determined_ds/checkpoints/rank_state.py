@@ -199,8 +199,9 @@ class RankParts:
             parts = own.setdefault("parts", {})
             if then is not None:
                 parts["data"] = self._position(then, parts.get("data"))  # the micro-batch may have changed
-                if then.calls != here.calls:  # then a step adds another number of losses
-                    parts.pop("metrics", None)
+                if then.calls != here.calls and "metrics" in parts:  # a step adds another number of losses
+                    for sums in parts["metrics"].values():
+                        sums |= {name: each * here.calls / then.calls for name, each in sums.items()}
             return own, ""
         if whole is not None:
             raise CheckpointError(

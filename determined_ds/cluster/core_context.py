@@ -27,8 +27,10 @@ from typing import Any
 from determined import core
 from determined.common import util
 from determined.common.api import bindings, errors
+from determined.common.experimental.trial import Trial
 
 from determined_ds.checkpoints.files import finite
+from determined_ds.rundir.records import RECOVERY, Faults, loaded_faults
 
 logger = logging.getLogger("determined_ds")
 
@@ -158,6 +160,38 @@ def _until_accepted(report: Callable[[], Any], is_accepted: Callable[[Exception]
             if wait_s is None or getattr(error, "status_code", None) != 500:
                 raise
             time.sleep(wait_s)
+
+
+# ------------------------------------------------------------------------------------------- faults of the trial
+
+
+def faults_on_master(context: Any) -> Faults:
+    """The faults that earlier starts of this trial have recorded."""
+    if context._session is None or context.info.trial._trial_run_id <= 1:
+        return Faults()
+    trial = context.info.trial
+    reports = Trial(trial_id=trial.trial_id, session=context._session).iter_metrics(RECOVERY)
+    found = [text for each in reports if (text := (each.metrics or {}).get("faults"))]
+    return loaded_faults(found[-1]) if found else Faults()
+
+
+def record_on_master(context: Any, faults: Faults, **metrics: float) -> None:
+    """Report all faults of a trial, with some numbers for the web UI; any rank may.
+
+    They are metrics of batch 0: at a restart the master archives those of later batches than the new process reports,
+    and of this group those of the process before, so that each report has all faults.
+    """
+    trial = context.info.trial
+    values = bindings.v1Metrics(avgMetrics={**metrics, "faults": faults.dumped()})
+    report = bindings.v1TrialMetrics(
+        metrics=values, trialId=trial.trial_id, trialRunId=trial._trial_run_id, stepsCompleted=0
+    )
+    body = bindings.v1ReportTrialMetricsRequest(metrics=report, group=RECOVERY)
+    session = context._session.with_retry(util.get_max_retries_config())
+    _until_accepted(
+        lambda: bindings.post_ReportTrialMetrics(session, body=body, metrics_trialId=trial.trial_id),
+        lambda error: HAS_THEM in str(error),  # another rank has met it too
+    )
 
 
 def _stop_with_searcher(context: Any, searcher: str, settle: Callable[..., bool]) -> None:

@@ -15,7 +15,7 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
 from determined_ds.rundir import records as r
 from determined_ds.rundir.metrics_file import NOT_FINITE, Record
-from determined_ds.rundir.records import RESTART, RESUME, START, Launch, RecordedRun, RunResult
+from determined_ds.rundir.records import RESTART, RESUME, START, Launch, RecordedRun, RunResult, loaded_faults
 
 if TYPE_CHECKING:
     from determined.experimental import Determined
@@ -110,6 +110,10 @@ def _recorded(trial: Any) -> RecordedRun:
             records.append({"group": group, "steps_completed": steps, "metrics": metrics, "time": time})
     records.sort(key=lambda record: (record["steps_completed"], record["group"]))
 
+    faults = [
+        text for each in records if each["group"] == r.RECOVERY and (text := each["metrics"].get("faults"))
+    ]
+
     kept = [each for each in trial.list_checkpoints() if each.state == CheckpointState.COMPLETED]
     found_at = {each.uuid: int(as_number((each.metadata or {}).get("steps_completed")) or 0) for each in kept}
     newest_first = sorted(found_at.items(), key=lambda item: item[1], reverse=True)
@@ -133,6 +137,7 @@ def _recorded(trial: Any) -> RecordedRun:
         ds_config={},
         launches=_launches(trial, found, config, records),
         records=tuple(records),
+        faults=loaded_faults(faults[-1]).all if faults else (),
         checkpoints=checkpoints,
         result=result,
         is_running=result is None,
@@ -169,5 +174,5 @@ def _launches(
     launches = [launch]
     for time in others:
         steps = max((record["steps_completed"] for record in records if record["time"] < time), default=0)
-        launches.append(replace(launch, time=time, kind=again, steps_completed=steps))
+        launches.append(replace(launch, time=time, kind=again, steps_completed=steps, trained_before=steps))
     return tuple(launches)

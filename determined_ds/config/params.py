@@ -203,6 +203,41 @@ class ProfiledSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnSpike:
+    """When a step counts as a spike, and what is done then."""
+
+    window: Annotated[int, (10, LARGEST)] = option(
+        100, "Steps before a step that its loss and gradient norm are compared with."
+    )
+    deviations: float = option(
+        8.0,
+        "How far above their median, in robust standard deviations (1.4826 MAD), is a spike.",
+        schema={"type": ["number"], "exclusiveMinimum": 0, "maximum": LARGEST},
+        form="a number above 0",
+    )
+    skip: Size = option(20, "Batches of the data around a spike that are left out.")
+    at_most: Count = option(3, "Spikes that are taken back; the next one ends the run.")
+
+
+def skipped_ranges(stated: Any) -> tuple[tuple[int, int], ...]:
+    """``fit.skip_batches``, ``[120, 139]`` or a list of such pairs, as ranges in order that do not touch.
+
+    Raises:
+        ValueError: something in it is not the first and the last of some batches.
+    """
+    pairs = [stated] if stated and all(isinstance(each, int) for each in stated) else stated
+    found: list[tuple[int, int]] = []
+    for pair in sorted(tuple(each) if isinstance(each, list) else (each,) for each in pairs):
+        if len(pair) != 2 or pair[0] > pair[1]:
+            raise ValueError(", ".join(map(str, pair)))
+        if found and pair[0] <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(pair[1], found[-1][1]))
+        else:
+            found.append(pair)
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """Arguments of ``Trainer.fit``, by the same names. None: as Determined defaults it."""
 
@@ -230,6 +265,20 @@ class FitOptions:
         None, "Continue training while a checkpoint is written; by default where that is worth it."
     )
     profile: ProfiledSteps | None = option(None, "Record some steps by torch's profiler.")
+    on_out_of_memory: Literal["shrink", "stop"] = option(
+        "shrink",
+        "Out of GPU memory: start again with half the micro-batch and the same global batch, or stop.",
+    )
+    on_spike: OnSpike | None = option(
+        None,
+        "At a loss or a gradient norm that spikes: go back to a checkpoint before it, and leave out the batches.",
+    )
+    skip_batches: list[Any] | None = option(
+        None,
+        "Batches of the data that are not trained on: [FIRST, LAST], counted from 1, or a list of such pairs.",
+        schema={**_SIZES, "type": ["array"], "items": _SIZES},
+        form="[FIRST, LAST], or a list of such pairs",
+    )
 
 
 # ------------------------------------------------------------------------------------------- logging
@@ -452,8 +501,31 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
         if stated is not None and (stated != value or isinstance(stated, bool)):
             message = f"differs from {dotted(over)} = {shown(stated)} ({document.origin(over)})"
             add((name,), message, f"keep one of them: {name} stands for {dotted(over)}", "stated-twice")
-    steps, length = read.fit.profile, read.fit.max_length
+    steps, length, spikes = read.fit.profile, read.fit.max_length, read.fit.on_spike
     num_batches = length.value if length and length.unit == "batches" else None
+    if spikes and isinstance(num_batches, int) and spikes.window >= num_batches:
+        message = (
+            f"is longer than the training: fit.max_length is {num_batches}, so no step would be compared"
+        )
+        add(
+            ("fit", "on_spike", "window"),
+            message,
+            f"lower it, e.g. to {max(10, num_batches // 4)}",
+            "out-of-range",
+        )
+    try:
+        reached = num_batches if isinstance(num_batches, int) else None
+        for first, last in skipped_ranges(read.fit.skip_batches or ()):
+            if reached is not None and first > reached:
+                message = (
+                    f"{first} to {last} are never reached: the training ends with batch {reached} of the data"
+                )
+                add(("fit", "skip_batches"), message, "name earlier batches, or train more", "out-of-range")
+            elif reached is not None:
+                reached += last - first + 1
+    except ValueError as error:
+        message = f"{error}: must be the first and the last of the batches, the first not after the last"
+        add(("fit", "skip_batches"), message, "write [120, 139], or [[120, 139], [400, 419]]", "out-of-range")
     if steps and isinstance(num_batches, int) and steps.total > num_batches:
         message = f"needs {steps.total} batches (wait + warmup + active), and fit.max_length is {num_batches}"
         add(("fit", "profile"), message, "train more, or lower wait or active", "out-of-range")

@@ -26,9 +26,10 @@ from typing import Any, NoReturn
 
 from determined_ds.checkpoints.files import checkpoints_in
 from determined_ds.devices import detect_accelerator, detect_without_torch, kind_of_device
+from determined_ds.documents.document import dotted
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem, TrainingError, lines_of_error
 from determined_ds.experiment.decide import read_document
-from determined_ds.experiment.experiment import variables_for
+from determined_ds.experiment.experiment import SLOTS, variables_for
 from determined_ds.experiment.secrets import secrets_of
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import SLURM, TORCHRUN, Placement
@@ -46,7 +47,7 @@ from determined_ds.rundir.handed_on import (
     stated_s,
 )
 from determined_ds.rundir.limits import allow_open_files
-from determined_ds.rundir.records import CRASH
+from determined_ds.rundir.records import CRASH, read_result
 from determined_ds.rundir.run_dir import RunDir, RunLock, run_dir_problem, short
 from determined_ds.rundir.signals import STOP, die_with_parent, stop_on_signal, survived_by_parent
 
@@ -140,7 +141,13 @@ def _decide(placed: Placement, options: RunOptions, *, again: bool) -> LocalRun:
         raise ConfigError(Problem(key="--run-dir", message=message, fix="add --run-dir DIR"))
     if again and (options.resume is None or checkpoints_in(RunDir(run_dir or Path()).checkpoints)):
         options = replace(options, resume=LAST)
-    prepared = prepare_run(options, placed=placed)
+    prepared = _of_ranks_that_share(options, placed)
+    if again:
+        result = read_result(RunDir(prepared.run_dir))
+        why = (result.reason if result is not None else None) or "a rank or a machine was lost"
+        prepared = replace(
+            prepared, restarted=f"{placed.launcher} started the ranks again; it crashed: {why}"
+        )
     if prepared.start.superseded and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         message = "torchrun's --max-restarts would not know whether the checkpoint has been resumed from"
         fix = "leave --max-restarts out, or continue from the path of the checkpoint in a new --run-dir"
@@ -148,12 +155,34 @@ def _decide(placed: Placement, options: RunOptions, *, again: bool) -> LocalRun:
     return prepared
 
 
+def _of_ranks_that_share(options: RunOptions, placed: Placement) -> LocalRun:
+    """A run on all ranks; where one that goes on has a batch that they cannot share, on the most that can."""
+    try:
+        return prepare_run(options, placed=placed)
+    except ConfigError:
+        for fewer in placed.fewer() if options.resume is not None else ():
+            with contextlib.suppress(ConfigError):
+                prepared = prepare_run(options, placed=fewer)
+                idle = ", ".join(map(str, range(fewer.size, placed.size)))
+                message = f"{placed.launcher} started {placed.size} ranks, which cannot share a batch: idle are {idle}"
+                fix = "none is needed; with a global_batch_size that they can share, all would train"
+                warning = Problem(
+                    key=dotted(SLOTS), value=placed.size, message=message, fix=fix, code="idle-ranks"
+                )
+                return replace(prepared, warnings=(*prepared.warnings, warning))
+        raise
+
+
 def _lead_through(meeting: Meeting, prepared: LocalRun, train: Train) -> int:
     there, options, words = RunDir(prepared.run_dir), prepared.options, prepared.rank_words
+    assert prepared.placed is not None
+    size = prepared.placed.size
     prepared.write()
     there.logs.mkdir(exist_ok=True)
     try:
-        meeting.share("plan", {"run_dir": str(there.path), "digest": _digest(there), "words": words})
+        meeting.share(
+            "plan", {"run_dir": str(there.path), "digest": _digest(there), "words": words, "size": size}
+        )
         unseen = dict.fromkeys(filter(None, meeting.answers("")))
         meeting.share("verdict", ConfigError.exit_code if unseen else None)
         meeting.leave()
@@ -165,9 +194,11 @@ def _lead_through(meeting: Meeting, prepared: LocalRun, train: Train) -> int:
         os.chdir(options.context_dir)
         if os.environ.get("DET_MASTER") and not (options.test or options.is_measured):
             os.environ[REPORT] = "1"
-        LAST_ACTS.append(partial(_end, prepared))
+        LAST_ACTS.extend((partial(_end, prepared), meeting.end))
+        os.environ.update(prepared.placed.variables())
         ended = ConfigError.exit_code if unseen else train(words)
         _end(prepared, ended)
+        meeting.end(ended)
         return ended
     finally:
         there.remove_next()
@@ -205,6 +236,15 @@ def _follow(placed: Placement, meeting: Meeting, options: RunOptions, train: Tra
         return DeterminedDSError.exit_code
     if plan["exit"] is not None:
         return int(plan["exit"])
+    if placed.rank >= plan["size"]:
+        print(
+            f"rank {placed.rank} is idle: {plan['size']} of {placed.size} ranks train",
+            file=sys.stderr,
+            flush=True,
+        )
+        return meeting.wait_for_end()
+    if plan["size"] < placed.size:
+        os.environ.update(next(each for each in placed.fewer() if each.size == plan["size"]).variables())
     # Its output goes to its log, as under our own launcher; why it ends is shown here as well.
     os.environ[TERMINAL] = str(os.dup(2))
     log = RunDir(Path(plan["run_dir"])).log(placed.rank)
@@ -342,6 +382,20 @@ class Meeting:
             )
             raise TrainingError(message) from None
         return [json.loads(self._store.get(f"answer/{rank}")) for rank in ranks]
+
+    def end(self, code: int) -> None:
+        """Rank 0: the run has ended; ranks that idle end with this code."""
+        with contextlib.suppress(RuntimeError):  # torch's
+            if self._placed.size > 1:
+                self._store.set("ended", str(code))
+
+    def wait_for_end(self) -> int:
+        """A rank that idles: wait until the run has ended. Returns its exit code."""
+        with contextlib.suppress(RuntimeError):  # rank 0 took the store along
+            while not STOP.wait(POLL_S):
+                if self._store.check(["ended"]):
+                    return int(self._store.get("ended"))
+        return 0
 
     def leave(self) -> None:
         """Nothing more is exchanged. Rank 0 leaves last, since the store may be its own."""

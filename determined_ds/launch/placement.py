@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from determined_ds.errors import ConfigError, Problem
@@ -48,6 +48,13 @@ class Placement:
     launcher: str  # its name, for people
     master_addr: str = LOOPBACK  # where rank 0 can be reached
     master_port: int = 0  # a port there; torchrun listens at it already
+
+    def fewer(self) -> Iterator[Placement]:
+        """The same with fewer ranks, the most first: whole machines, or some ranks of one."""
+        for size in range(self.size - 1, 0, -1):
+            if size % self.local_size == 0 or size < self.local_size:
+                local_size = min(size, self.local_size)
+                yield replace(self, size=size, local_size=local_size, machines=size // local_size)
 
     def variables(self) -> dict[str, str]:
         """The environment variables that torchrun and DeepSpeed's launcher set."""

@@ -29,9 +29,10 @@ from determined_ds.experiment.source import read_trial
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.resume import SLOTS, Start, keeping_seed, start_in
-from determined_ds.launch.run import LocalRun
+from determined_ds.launch.run import LocalRun, shrunk
 from determined_ds.report.numbers import count
 from determined_ds.rundir.handed_on import LAST, hang_timeout_s
+from determined_ds.rundir.records import read_faults
 from determined_ds.rundir.run_dir import RUNS, RunDir, check_run_dir, new_run_dir, slug
 
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
@@ -66,6 +67,10 @@ def prepare_run(
         if options.slots == AUTO and placed is None:
             experiment, fewer = _fitting_slots(experiment, where)
             found.warn(fewer)
+        states_size = any(each.startswith("hyperparameters.micro_batch_size=") for each in options.overrides)
+        if options.resume == LAST and options.run_dir is not None and not states_size:
+            too_large = read_faults(RunDir(options.run_dir).recoveries).too_large
+            experiment = found.of(lambda: shrunk(experiment, too_large, where)) or experiment
         resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where))
         variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or {}
         found.of(lambda: hang_timeout_s({**os.environ, **variables}))

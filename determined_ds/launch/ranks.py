@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.devices import threads_per_rank
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
 from determined_ds.rundir.handed_on import ERROR_FD, LAUNCHED_BY, PARENT, STORE, TERMINAL
-from determined_ds.rundir.records import CRASH, HANG, KILLED
+from determined_ds.rundir.records import CRASH, HANG, HOST_MEMORY, KILLED
 from determined_ds.rundir.run_dir import RunDir
-from determined_ds.rundir.signals import USUAL, Interrupts
+from determined_ds.rundir.signals import NO_HOST_MEMORY, USUAL, Interrupts, oom_kills
 
 GRACE_S = 5.0  # that the other ranks have to end by themselves when one has failed
 POLL_S = 0.1
@@ -161,6 +161,7 @@ class _Rank:
 
     process: subprocess.Popen[bytes]
     words: int  # the pipe
+    killed_before: int = field(default_factory=oom_kills)  # processes, by the kernel, for want of memory
     said: bytes = b""
     code: int | None = None  # once it has ended
     ended_at: float = 0.0
@@ -190,16 +191,19 @@ class _Rank:
         words: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
             words = json.loads(self.said)
-        how = f"exit code {self.code}"
+        how, cause = f"exit code {self.code}", CRASH
         if self.code < 0:
-            named = {each.value: each.name for each in signal.Signals}
-            how = f"killed by {named.get(-self.code, f'signal {-self.code}')}{USUAL.get(-self.code, '')}"
+            named, why = {each.value: each.name for each in signal.Signals}, USUAL.get(-self.code, "")
+            if self.code == -signal.SIGKILL:
+                is_memory = not self.ended_by_us and oom_kills() > self.killed_before
+                cause, why = (HOST_MEMORY, NO_HOST_MEMORY) if is_memory else (KILLED, why)
+            how = f"killed by {named.get(-self.code, f'signal {-self.code}')}{why}"
         return Failure(
             rank=number,
             code=self.code,
             message=words.get("message", ""),
             exit_code=words.get("exit_code"),
-            cause=words.get("cause", KILLED if self.code == -signal.SIGKILL else CRASH),
+            cause=words.get("cause", cause),
             reason=words.get("reason") or f"it ended without a message: {how}",
             time=words.get("time", self.ended_at - FOUND_LATE_S),
             ended_by_us=self.ended_by_us and not words,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.ranks import Outcome
 from determined_ds.rundir.handed_on import LAST
+from determined_ds.rundir.records import RESUME, read_faults, read_launches
 from determined_ds.rundir.run_dir import RunDir, check_run_dir, run_dir_problem, short
 
 SOURCE: KeyPath = ("searcher", "source_checkpoint_uuid")
@@ -83,6 +85,8 @@ class Start:
         may = first and (first.code < 0 or first.exit_code == EXIT_CRASHED)
         if not may or outcome.signals:
             return None
+        if (back := gone_back(RunDir(run_dir), checkpoints_in(RunDir(run_dir).checkpoints))) is not None:
+            return replace(back, fork=None if back.checkpoint else self.fork)
         if any(each.path.is_dir() for each in self.superseded):  # what --resume named is not loaded yet
             return replace(self, damages=())
         good, damages = newest_good(checkpoints_in(RunDir(run_dir).checkpoints))
@@ -117,6 +121,8 @@ def start_in(
 def _resumed(there: RunDir, given: str) -> Start:
     """The start of a run that resumes: from the checkpoint that is named, of this run or of another."""
     kept = checkpoints_in(there.checkpoints)
+    if given == LAST and (back := gone_back(there, kept)) is not None:
+        return back
     if given != LAST:
         checkpoint, newer = find_good(given, there, key="--resume")
         if checkpoint.path.parent == there.checkpoints.resolve():
@@ -135,6 +141,22 @@ def _resumed(there: RunDir, given: str) -> Start:
         fix = "give the --run-dir of the run to resume, or start anew in another, without --resume"
         raise ConfigError(run_dir_problem(there.path, message, fix))
     return Start(checkpoint=good, damages=tuple(damages))
+
+
+def gone_back(there: RunDir, kept: Sequence[Checkpoint]) -> Start | None:
+    """The start before a spike that a run takes back; None where it does not, or has gone back already."""
+    to = read_faults(there.recoveries).goes_back(kept[0].uuid if kept else "")
+    if to is None:
+        return None
+    found = next((at for at, each in enumerate(kept) if each.uuid == to), len(kept))
+    if found < len(kept):
+        return Start(checkpoint=kept[found], superseded=tuple(kept[:found]))
+    launches = read_launches(there.launches)
+    if to or (launches and launches[0].kind == RESUME):
+        message = "goes back to before a spike, and what it has begun from then is not in it"
+        fix = "start anew in another --run-dir, with --set hyperparameters.fit.skip_batches=[FIRST,LAST]"
+        raise ConfigError(run_dir_problem(there.path, message, fix))
+    return Start(superseded=tuple(kept))
 
 
 def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:

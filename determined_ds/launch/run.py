@@ -15,10 +15,11 @@ from typing import Any
 
 from determined_ds.checkpoints.files import remove_partial
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.resolve import ResolvedConfig
-from determined_ds.documents.document import get_path
+from determined_ds.config.resolve import ResolvedConfig, Where
+from determined_ds.documents.document import Document, get_path
 from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.experiment.decide import decide_stated
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.extensions import before_ranks
@@ -26,23 +27,27 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.placement import Placement
 from determined_ds.launch.ranks import Failure, Outcome, environment_of_ranks, run_ranks, show_outcome
 from determined_ds.launch.resume import Start
-from determined_ds.report.header import decided
+from determined_ds.report.header import decided, in_micro_batches
 from determined_ds.report.numbers import count
 from determined_ds.report.terminal import closing_block
 from determined_ds.rundir.limits import allow_open_files, exhausted
-from determined_ds.rundir.metrics_file import jsonable, kept_until
+from determined_ds.rundir.metrics_file import jsonable, kept_until, read_records
 from determined_ds.rundir.records import (
     FORK,
     RESTART,
     RESUME,
     START,
+    Faults,
+    is_run,
     launch_of,
+    read_faults,
     read_launches,
     read_run,
     relink,
     status_of,
     write_result,
 )
+from determined_ds.rundir.recoveries import goodput, recoveries_of, with_smaller_batch
 from determined_ds.rundir.run_dir import RunDir, RunLock, short, unwritable
 from determined_ds.rundir.signals import Interrupts
 
@@ -145,11 +150,11 @@ class LocalRun:
         there, checkpoint = RunDir(self.run_dir), self.start.checkpoint
         try:
             there.remove_next()
-            if checkpoint is not None and not self.start.elsewhere:
+            if (checkpoint is not None and not self.start.elsewhere) or self.start.superseded:
                 new = there.make_next()
                 write_whole(new.experiment, stored_yaml(self._config))
                 write_whole(new.launches, self._launches(there))
-                kept = kept_until(there.metrics, checkpoint.steps_completed)
+                kept = kept_until(there.metrics, checkpoint.steps_completed if checkpoint else -1)
                 if kept is not None:
                     write_whole(new.metrics, kept)
                 if self.start.superseded:
@@ -158,14 +163,18 @@ class LocalRun:
             write_whole(there.experiment, stored_yaml(self._config))
             write_whole(there.metrics, "")
             write_whole(there.launches, self._launches(there if self.restarted else None))
-            for path in (there.result, there.master, *(() if self.restarted else (there.loggers,))):
+            is_new = not self.restarted and self.options.resume is None
+            of_before = (
+                (there.loggers, there.recoveries) if is_new else () if self.restarted else (there.loggers,)
+            )
+            for path in (there.result, there.master, *of_before):
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(unwritable(self.run_dir, error)) from None
 
     def _launches(self, before: RunDir | None) -> str:
         """``launches.jsonl`` with a line for this one, after those of the run so far."""
-        start, experiment = self.start, self.experiment
+        start, experiment, records = self.start, self.experiment, read_records(RunDir(self.run_dir).metrics)
         begins = start.checkpoint or start.fork
         launch = launch_of(
             name=experiment.name,
@@ -178,6 +187,7 @@ class LocalRun:
             kind=RESTART if self.restarted else RESUME if start.checkpoint else FORK if start.fork else START,
             reason=self.restarted,
             steps_completed=start.checkpoint.steps_completed if start.checkpoint else 0,
+            trained_before=max((each["steps_completed"] for each in records), default=0),
             checkpoint=begins.uuid if begins else "",
             resume=self.resume_command,
         )
@@ -204,25 +214,36 @@ class LocalRun:
         """
         os.environ.update(secrets_of(self._config))  # the file that ranks read has none
         allow_open_files()
-        run, used, allowed = self, 0, self.experiment.max_restarts
+        run, used, allowed, known = self, 0, self.experiment.max_restarts, self._faults().all
         with RunLock(self.run_dir) as lock:
             try:
                 while True:
                     outcome = run._launch_once(lock)
                     show_outcome(outcome, RunDir(self.run_dir))
-                    start = run.start.again(outcome, self.run_dir) if used < allowed else None
+                    faults = self._faults()
+                    recovers = len(faults.all) > len(known) and not outcome.signals
+                    start = run.start.again(outcome, self.run_dir) if recovers or used < allowed else None
                     if start is None:
                         run.show_closing()
                         return outcome.exit_code
-                    used += 1
+                    used, known = used + (not recovers), faults.all
                     origin = "step 0"
                     if (resumed := start.checkpoint) is not None:
                         origin = f"checkpoint {resumed.uuid} at batch {resumed.steps_completed}"
                     line = (
                         f"restart {used} of {allowed} from {origin}; it crashed: {outcome.failures[0].reason}"
                     )
+                    if recovers:
+                        line = f"recovery {len(known)}, from {origin}; {known[-1].cause}: {known[-1].reason}"
                     restarted = "\n".join([*(f"warning: {damage}" for damage in start.damages), line])
                     print(f"{restarted}\n", file=sys.stderr)
+                    where = Where(context_dir=self.context_dir, accelerator=self.accelerator)
+                    smaller = shrunk(run.experiment, faults.too_large, where)
+                    if smaller is not run.experiment and (
+                        decided := decide_stated(smaller, smaller.hyperparameters, where)
+                    ):
+                        print(f"  batch      {in_micro_batches(decided.batch)}\n", file=sys.stderr)
+                        run = replace(run, experiment=smaller, resolved=decided)
                     run = replace(run, start=start, restarted=restarted)
             except OSError as error:
                 if (message := exhausted(error, self.run_dir)) is None:
@@ -230,6 +251,9 @@ class LocalRun:
                 raise TrainingError(message.removeprefix("error: ")) from None
             finally:
                 RunDir(self.run_dir).remove_next()
+
+    def _faults(self) -> Faults:
+        return read_faults(RunDir(self.run_dir).recoveries)
 
     def _launch_once(self, lock: RunLock) -> Outcome:
         self.write()
@@ -273,6 +297,7 @@ class LocalRun:
         if not there.is_replaced and self.options.parent is None:
             return
         relink(there)
+        run = read_run(self.run_dir) if is_run(self.run_dir) else None
         write_result(
             there,
             status=status_of(outcome.exit_code, stopped=outcome.stopped),
@@ -283,7 +308,25 @@ class LocalRun:
             smaller_is_better=self.experiment.smaller_is_better,
             resume=self.resume_command,
             slots=self.experiment.slots,
+            recoveries=[each._asdict() for each in recoveries_of(run)] if run else [],
+            goodput=goodput(run) if run else None,
         )
+
+
+def shrunk(experiment: Experiment, too_large: int, where: Where) -> Experiment:
+    """An experiment whose micro-batches are smaller than some that did not fit; itself where they are already.
+
+    Raises:
+        ConfigError: no smaller ones can run.
+    """
+
+    def resolve(point: Document) -> ResolvedConfig | None:
+        return decide_stated(experiment, point, where)
+
+    smaller = with_smaller_batch(experiment.hyperparameters, too_large, resolve)
+    return (
+        experiment if smaller is experiment.hyperparameters else replace(experiment, hyperparameters=smaller)
+    )
 
 
 def as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:

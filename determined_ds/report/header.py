@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import textwrap
 
-from determined_ds.config.layout import BATCH_KEYS, Accelerator
+from determined_ds.config.layout import BATCH_KEYS, Accelerator, Batch
 from determined_ds.config.params import Duration
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import dotted
@@ -15,6 +15,12 @@ from determined_ds.rundir.records import versions
 
 BY_SCRIPT = "             as the experiment states it; the script decides whether it goes by it"
 wrap = functools.partial(textwrap.wrap, width=80, break_long_words=False, break_on_hyphens=False)
+
+
+def in_micro_batches(batch: Batch) -> str:
+    """A global batch: ``32 = micro-batch 8 x 2 accumulated x 2 replicas``."""
+    sizes = f"micro-batch {batch.micro_batch_size} x {batch.accumulation} accumulated"
+    return f"{batch.global_batch_size} = {sizes} x {count(batch.replicas, 'replica')}"
 
 
 def decided(
@@ -46,7 +52,6 @@ def decided(
         by = "script" if by_script else "trial"
         return [*lines, *line("slots", where), *line("batch", f"decided by the {by}"), *used]
     topology, batch, strategy = resolved.topology, resolved.batch, resolved.strategy
-    replicas = count(batch.replicas, "replica")
     degrees = {
         "pipeline stages": topology.pipe_parallel_size,
         "model-parallel": topology.model_parallel_size,
@@ -58,11 +63,10 @@ def decided(
             *(f"{num} {what}" for what, num in degrees.items() if num > 1),
         ]
     )
-    sizes = f"micro-batch {batch.micro_batch_size} x {batch.accumulation} accumulated x {replicas}"
     experts = strategy.expert_parallel_size
     shared = f", experts shared by {experts} ranks" if experts > 1 else ""
     lines += [f"  slots      {where}: {layout}, ZeRO {resolved.zero_stage}{shared}"]
-    lines += [f"  batch      {batch.global_batch_size} = {sizes}"]
+    lines += [f"  batch      {in_micro_batches(batch)}"]
     if strategy.pipe_parallel_size > 1:  # what a pipeline's measured bubble is to be compared with
         chunks = f", {strategy.pipe_chunks} chunks a rank" if strategy.pipe_chunks > 1 else ""
         bubble = f"a bubble of {strategy.bubble:.4f} by its order alone"

@@ -22,11 +22,21 @@ from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.comparison import PAGE, RESULTS
 from determined_ds.report.live import VALIDATION
-from determined_ds.report.numbers import UNKNOWN, count, date_text, duration, loss_text, number, printable
+from determined_ds.report.numbers import (
+    UNKNOWN,
+    count,
+    date_text,
+    duration,
+    loss_text,
+    number,
+    percent,
+    printable,
+)
 from determined_ds.report.runs import RUNNING, RunView, differing, trained_on
 from determined_ds.report.style import PALETTE, self_contained
 from determined_ds.rundir.metrics_file import jsonable
-from determined_ds.rundir.records import COMPLETED, START
+from determined_ds.rundir.records import COMPLETED, SKIPPED, START
+from determined_ds.rundir.recoveries import goodput, recoveries_of
 
 RUNS_PAGE = "runs.html"  # beside the report of det-ds compare or autotune
 MARK = b'<meta name="generator" content="det-ds report">'
@@ -93,6 +103,8 @@ def runs_as_json(runs: Sequence[RunView]) -> dict[str, Any]:
     found = [
         {
             **asdict(replace(shown.run, records=())),
+            "recoveries": [each._asdict() for each in recoveries_of(shown.run)],
+            "goodput": goodput(shown.run),
             "label": shown.label,
             "path": shown.place,
             "name": shown.run.name,
@@ -171,6 +183,8 @@ def save_page(runs: Sequence[RunView], path: Path) -> int:
         thinned=thinned,
         date=lambda time: date_text(datetime.fromtimestamp(time).astimezone()),
         count=count,
+        duration=duration,
+        recoveries=[(shown, rows) for shown in runs if (rows := recoveries_of(shown.run))],
         printable=printable,
         alike=alike,
         json=Markup(text),
@@ -211,6 +225,8 @@ def _facts(shown: RunView) -> dict[str, str]:
     if shown.run.checkpoints:
         newest = shown.run.checkpoints[0]
         found["newest checkpoint"] = f"{newest.uuid}, batch {newest.steps_completed:,}"
+    if recoveries_of(shown.run) and (share := goodput(shown.run)) is not None:
+        found["goodput"] = f"{percent(share)} of the time was training that counted"
     found["best checkpoint"] = str((result.best or {}).get("checkpoint") or "") if result else ""
     found |= {"to resume": shown.run.resume or "", "run directory": shown.place}
     return {name: printable(fact) for name, fact in found.items() if fact}
@@ -280,7 +296,16 @@ def _drawn(runs: Sequence[RunView]) -> tuple[list[dict[str, Any]], str]:
                 "label": shown.label,
                 "colour": index % len(PALETTE),
                 "samples": shown.launch.global_batch_size if shown.launch else 0,
-                "marks": [{"text": launch.kind, "step": launch.steps_completed} for launch in launches],
+                "marks": [
+                    *({"text": launch.kind, "step": launch.steps_completed} for launch in launches),
+                    *(
+                        {
+                            "text": "without {first} to {last}".format(**each["metrics"]),
+                            "step": each["steps_completed"],
+                        }
+                        for each in shown.run.of_group(SKIPPED)
+                    ),
+                ],
                 "checkpoints": [each.steps_completed for each in reversed(shown.run.checkpoints)],
                 "curves": curves,
             }

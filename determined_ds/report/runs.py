@@ -16,7 +16,7 @@ from determined_ds.documents.document import dotted, get_path, leaves
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.live import LOSS, POSITION, TRAINING, VALIDATION, Validation
 from determined_ds.report.numbers import count
-from determined_ds.rundir.records import COMPLETED, RecordedRun, is_run, read_run
+from determined_ds.rundir.records import COMPLETED, RECOVERY, SKIPPED, RecordedRun, is_run, read_run
 from determined_ds.rundir.run_dir import short
 
 RUNNING, UNFINISHED = "running", "not finished"
@@ -93,6 +93,8 @@ class RunView:
 
         found: dict[str, Curve] = {}
         for record in self.run.records:
+            if record["group"] in (SKIPPED, RECOVERY):  # a mark, and a table
+                continue
             group, step = record["group"], record["steps_completed"]
             time, seconds = as_number(record.get("time")), None
             if time is not None and clock:

@@ -22,6 +22,7 @@ from determined_ds.report.numbers import duration, percent, rate, short_number, 
 from determined_ds.report.runs import RUNNING, RunView, trained_on
 from determined_ds.rundir.metrics_file import MetricsReader, Record
 from determined_ds.rundir.records import COMPLETED, RecordedRun, read_run
+from determined_ds.rundir.recoveries import goodput, recoveries_of
 from determined_ds.rundir.run_dir import RunDir, is_held, short
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ def closing_block(run: RecordedRun) -> list[str]:
     if (bubbles := shown.training("bubble")) and (counted := shown.training("bubble_ideal")):
         waits = statistics.median(bubbles[1:] or bubbles)  # the first report aside
         facts["bubble"] = f"{percent(waits)} of the time; {percent(counted[-1])} by the schedule alone"
+    recoveries = recoveries_of(run)
+    for number, each in enumerate(recoveries):
+        lost = f"{each.steps_lost:,} batches and {duration(each.seconds_lost)} lost"
+        facts["recovered" + " " * number] = f"{each.why}: {each.done}; {lost}"
+    if recoveries and (share := goodput(run)) is not None:
+        facts["goodput"] = f"{percent(share)} of the time was training that counted"
     if shown.launch is not None:
         facts |= {"strategy": trained_on(run), "seed": str(shown.launch.trial_seed)}
     facts["run dir"] = short(run.path)
@@ -162,6 +169,6 @@ def closing_block(run: RecordedRun) -> list[str]:
 
     lines = wrap(title, subsequent_indent="  ")
     for label, words in facts.items():
-        first, further = f"  {label:<{LABEL}}", " " * (LABEL + 2)
+        first, further = f"  {label.rstrip():<{LABEL}}", " " * (LABEL + 2)
         lines += wrap(words, initial_indent=first, subsequent_indent=further) if words else []
     return [*lines, *(f"  {label:<{LABEL}}{words}" for label, words in commands.items())]

@@ -40,7 +40,7 @@ from determined_ds.errors import EXIT_CONFIG, ConfigError, DeterminedDSError
 from determined_ds.experiment.secrets import masked, masked_command
 from determined_ds.rundir.handed_on import BEST, LAST
 from determined_ds.rundir.limits import num_cores
-from determined_ds.rundir.metrics_file import Record, jsonable, read_records
+from determined_ds.rundir.metrics_file import Record, append_record, jsonable, read_records
 from determined_ds.rundir.run_dir import CHECKPOINTS, PARTIAL_FILE, RunDir, is_held, run_dir_problem, short
 
 T = TypeVar("T")
@@ -79,6 +79,9 @@ class Launch:
     kind: str = START
     reason: str = ""  # of a restart: why
     steps_completed: int = 0  # batches trained before it
+    trained_before: int = (
+        0  # batches that its run had trained until then, whatever checkpoint it goes on from
+    )
     checkpoint: str = ""  # uuid of the checkpoint that it loads
     name: str = ""  # of the experiment
     runs: str = ""  # MODULE:CLASS or a script
@@ -168,6 +171,74 @@ def read_launches(path: Path) -> tuple[Launch, ...]:
     return tuple(_read(Launch, path))
 
 
+# ------------------------------------------------------------------------------------------- recoveries.jsonl
+
+RECOVERY = "recovery"  # the group of metrics that a master holds them in
+SKIPPED = "skipped"  # that of the batches which are left out of the data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault that a run recovers from by itself."""
+
+    cause: str  # out of memory, or spike
+    reason: str  # in one sentence
+    batch: int  # batches trained until then
+    micro_batch_size: int = 0  # samples of a micro-batch that did not fit
+    skip: tuple[
+        tuple[int, int], ...
+    ] = ()  # ranges of batches that are left out of the data from then on, all of them
+    back_to: str = ""  # of a spike: uuid of the checkpoint to go back to; "": the start
+    newest: str = ""  # uuid of the newest checkpoint then; there is a newer one once the run has gone back
+    time: float = field(default_factory=lambda: round(time.time(), 3))  # seconds since the epoch
+
+
+@dataclass(frozen=True)
+class Faults:
+    """All of a run, the first one first."""
+
+    all: tuple[Fault, ...] = ()
+
+    @property
+    def too_large(self) -> int:
+        """Samples of the smallest micro-batch that did not fit; 0: none."""
+        return min((each.micro_batch_size for each in self.all if each.micro_batch_size), default=0)
+
+    @property
+    def skip(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of batches that are left out of the data."""
+        return next((each.skip for each in reversed(self.all) if each.skip), ())
+
+    @property
+    def spikes(self) -> int:
+        """Those that were taken back."""
+        return sum(bool(each.skip) for each in self.all)
+
+    def goes_back(self, newest: str) -> str | None:
+        """The checkpoint to start from in place of the ``newest`` one, "" for the start; None: the newest one."""
+        last = self.all[-1] if self.all else None
+        return last.back_to if last is not None and last.skip and last.newest == newest else None
+
+    def dumped(self) -> str:
+        """As text, for a master."""
+        return json.dumps([asdict(each) for each in self.all])
+
+
+def read_faults(path: Path) -> Faults:
+    """The faults in ``recoveries.jsonl``."""
+    return Faults(tuple(_read(Fault, path)))
+
+
+def loaded_faults(text: str) -> Faults:
+    """Those of :meth:`Faults.dumped`."""
+    return Faults(tuple(_adapter(list[Fault]).validate_json(text)))
+
+
+def record_fault(path: Path, fault: Fault) -> None:
+    """Append a fault to ``recoveries.jsonl``."""
+    append_record(path, asdict(fault))
+
+
 # ------------------------------------------------------------------------------------------- result.json
 
 # status
@@ -176,7 +247,9 @@ COMPLETED, STOPPED, FAILED, INVALID = "completed", "stopped", "failed", "invalid
 CONFIGURATION = "configuration"  # it cannot run
 ERROR = "error"  # diagnosed: a checkpoint that cannot be written, a loss that is not finite
 CRASH = "crash"  # an exception that nothing expected
-OUT_OF_MEMORY = "out of memory"
+OUT_OF_MEMORY = "out of memory"  # of the accelerator
+HOST_MEMORY = "out of host memory"
+SPIKE = "spike"  # of the loss, or of the gradient norm
 KILLED = "killed"  # by a signal; Linux sends SIGKILL when memory runs out
 HANG = "hang"
 LOST_MACHINE = "lost machine"  # or a rank, or the network between them
@@ -196,6 +269,11 @@ class RunResult:
     checkpoint: dict[str, Any] | None = None  # the newest one: uuid and steps_completed
     resume: str | None = None  # the command that resumes it; None where it is complete or has no checkpoint
     continued_by: str | None = None  # the command that continues it from there, where it is complete too
+    # What it has recovered from by itself: time, why, done, steps_lost and seconds_lost of each.
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    goodput: float | None = (
+        None  # the share of its time that was training that counted; None where it is not known
+    )
     slots: int | None = None  # ranks of its last launch; None where none was decided
 
 
@@ -221,7 +299,7 @@ def write_result(
         smaller_is_better: Whether smaller values of it are better.
         resume: The command that resumes the run, should it have a checkpoint.
         status: As of :class:`RunResult`.
-        more: Its ``cause``, ``reason``, ``trial_seed`` and ``slots``.
+        more: Its ``cause``, ``reason``, ``trial_seed``, ``slots``, ``recoveries`` and ``goodput``.
     """
     kept, records = checkpoints_in(run_dir.checkpoints), read_records(run_dir.metrics)
     best: dict[str, Any] | None = None
@@ -281,6 +359,7 @@ class RecordedRun:
     ds_config: Mapping[str, Any]  # what DeepSpeed was given; empty where no engine was made
     launches: tuple[Launch, ...]  # each start of its ranks, the first one first
     records: tuple[Record, ...]  # lines of metrics.jsonl: group, steps_completed, metrics, and mostly time
+    faults: tuple[Fault, ...]  # that it has recovered from by itself
     checkpoints: tuple[Checkpoint, ...]  # those that it keeps, the newest first
     result: RunResult | None  # how it ended; None of one that has not, or was killed
     is_running: bool  # whether a process of this machine, or of one that shares its locks, trains it now
@@ -331,6 +410,7 @@ def read_run(path: Path) -> RecordedRun:
         ds_config=read_object(there.deepspeed_config),
         launches=read_launches(there.launches),
         records=tuple(read_records(there.metrics)),
+        faults=read_faults(there.recoveries).all,
         checkpoints=tuple(checkpoints_in(there.checkpoints)),
         result=read_result(there),
         is_running=is_held(path),

@@ -46,6 +46,7 @@ class RunDir:
         self.metrics = path / "metrics.jsonl"
         self.loggers = path / "logging.json"  # what identifies the run in the tools that it is reported to
         self.launches = path / "launches.jsonl"  # each start of its ranks, with what was decided
+        self.recoveries = path / "recoveries.jsonl"  # each fault that it recovers from by itself
         self.result = path / "result.json"  # how it ended
         self.checkpoints = path / CHECKPOINTS
         self.superseded = path / "superseded"  # a run of the checkpoints after one that was resumed from

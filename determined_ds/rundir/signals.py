@@ -30,6 +30,29 @@ USUAL: dict[int, str] = {
 }
 
 
+NO_HOST_MEMORY = (
+    "; the kernel killed it for want of host memory: use fewer data workers, smaller data or more memory"
+)
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed in the memory cgroup of this one; 0 where that is not known."""
+    try:
+        with open("/proc/self/cgroup") as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+        for _, controllers, path in groups:
+            roots = {"": "/sys/fs/cgroup", "memory": "/sys/fs/cgroup/memory"}
+            for folder in (roots[controllers] + path, roots[controllers]) if controllers in roots else ():
+                for name in ("memory.events", "memory.oom_control"):
+                    with contextlib.suppress(OSError), open(f"{folder}/{name}") as file:
+                        counts = dict(line.split() for line in file)
+                        if "oom_kill" in counts:
+                            return int(counts["oom_kill"])
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
 def stop_on_signal(listens: Callable[[], bool] = lambda: True) -> None:
     """From now on SIGTERM requests a stop at the next batch, or ends this process where nothing listens for one.
 
@@ -72,6 +95,7 @@ def survived_by_parent() -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    killed_before = oom_kills()
     child = os.fork()
     if child == 0:
         die_with_parent()
@@ -89,7 +113,12 @@ def survived_by_parent() -> None:
         level = "ERROR: " if os.environ.get("DET_TASK_TYPE") == "TRIAL" else ""  # as the task's log takes it
         said = f"{level}rank {os.environ.get('RANK', '0')} was killed by {signal.Signals(-code).name}"
         if -code not in passed_on:  # else the launcher knows
-            print(f"{said}{USUAL.get(-code, '')}", file=sys.stderr, flush=True)
+            why = (
+                NO_HOST_MEMORY
+                if -code == signal.SIGKILL and oom_kills() > killed_before
+                else USUAL.get(-code, "")
+            )
+            print(f"{said}{why}", file=sys.stderr, flush=True)
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

@@ -29,7 +29,7 @@ from determined_ds.errors import CheckpointError, ConfigError, Problem, Training
 from determined_ds.pipe.orders import ONE_F_ONE_B
 from determined_ds.pipe.partition import MEASURED
 from determined_ds.pipe.partition import NAME as PARTITION
-from determined_ds.rundir.records import relink
+from determined_ds.rundir.records import Faults, relink
 from determined_ds.rundir.run_dir import RunDir, make_private
 from determined_ds.train.data.loaders import moved
 from determined_ds.train.group.process_group import only_errors
@@ -56,6 +56,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
     is wrapped says it, and everything else that was left open.
 
     Attributes:
+        faults: Of the run until now, that it recovers from by itself.
         engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, as a baseline.
         resumed_from: The checkpoint that training continues from, as far as it is known before the trial is built.
         partition: Text of ``partition.json``, where the layers of a pipeline are shared out by their times.
@@ -63,6 +64,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
     """
 
     engine = "deepspeed"
+    faults = Faults()
 
     def __init__(
         self,

@@ -20,10 +20,11 @@ from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.space import draw_trial_seed, master_random
 from determined_ds.logs.tensorboard import upload, upload_last
+from determined_ds.rundir.records import read_faults
 from determined_ds.rundir.run_dir import RunDir
 from determined_ds.train.context import DeepSpeedTrialContext
 from determined_ds.train.data.seeds import seed_everything
-from determined_ds.train.group.process_group import TorchDistributedContext, join_process_group
+from determined_ds.train.group.process_group import TorchDistributedContext, as_chief, join_process_group
 from determined_ds.train.group.watch import leave_watch
 from determined_ds.train.local_core import local_core_context
 from determined_ds.train.rank import Here, cluster_info, here, run_here, show_own_errors
@@ -83,7 +84,7 @@ def open_context(
     ranks = distributed if isinstance(distributed, TorchDistributedContext) else join_process_group(devices)
     with contextlib.ExitStack() as stack:
         if trial.on_cluster:
-            from determined_ds.cluster.core_context import cluster_core_context
+            from determined_ds.cluster.core_context import cluster_core_context, faults_on_master
 
             there, to_tools = RunDir(Path(tempfile.mkdtemp())), dict[str, Any](info=cluster_info())
             core_context = stack.enter_context(cluster_core_context(ranks))
@@ -98,6 +99,15 @@ def open_context(
             core_context = local_core_context(trial, there.path, ranks, stack, checkpoint_dir=folder)
         try:
             trial.check_ranks(ranks.size)
+            there_are = (
+                partial(faults_on_master, core_context)
+                if trial.on_cluster
+                else partial(read_faults, there.recoveries)
+            )
+            faults = as_chief(ranks, there_are)
+            if trial.on_cluster and faults.all:  # elsewhere its launcher does the same
+                where = {"ranks": ranks.size, "machines": ranks.cross_size}
+                trial = trial.after(faults, lambda then: then.resolve(devices, **where))
             resolved: ResolvedConfig | ConfigError
             try:
                 resolved = trial.resolve(devices, ranks=ranks.size, machines=ranks.cross_size)
@@ -124,7 +134,7 @@ def open_context(
                 steps_completed=trial.steps_completed,
                 enable_tensorboard_logging=enable_tensorboard_logging,
             )
-            context.engine, context.resumed_from = engine, trial.latest_checkpoint
+            context.engine, context.faults, context.resumed_from = engine, faults, trial.latest_checkpoint
             with contextlib.ExitStack() as reporting:
                 if trial.on_cluster:
                     # Once the tools have ended, whose files are beside those for TensorBoard.

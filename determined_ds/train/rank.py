@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -33,6 +33,7 @@ from determined_ds.errors import (
     DataError,
     DeterminedDSError,
     Problem,
+    SpikeError,
     TrialError,
     lines_of_error,
 )
@@ -40,7 +41,17 @@ from determined_ds.experiment.experiment import Experiment, load_experiment
 from determined_ds.experiment.secrets import secret_problems
 from determined_ds.rundir.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
 from determined_ds.rundir.limits import chain, exhausted
-from determined_ds.rundir.records import CONFIGURATION, CRASH, ERROR, LOST_MACHINE, OUT_OF_MEMORY, relink
+from determined_ds.rundir.records import (
+    CONFIGURATION,
+    CRASH,
+    ERROR,
+    HOST_MEMORY,
+    LOST_MACHINE,
+    OUT_OF_MEMORY,
+    SPIKE,
+    Faults,
+    relink,
+)
 from determined_ds.rundir.run_dir import EXPERIMENT, RunDir
 from determined_ds.rundir.signals import (
     STOP,
@@ -180,6 +191,34 @@ class Here:
             key = "resources.slots_per_trial"
             raise ConfigError(Problem(key=key, value=slots, message=message, fix=fix, code="ranks"))
 
+    def after(self, faults: Faults, resolve: Callable[[Here], ResolvedConfig]) -> Here:
+        """What a trial of a cluster trains after the faults of its earlier starts.
+
+        Raises:
+            ConfigError: no smaller micro-batch can run; it cannot go back to where it began.
+        """
+        from determined_ds.rundir.recoveries import with_smaller_batch
+
+        smaller = with_smaller_batch(
+            self.hyperparameters,
+            faults.too_large,
+            lambda point: resolve(replace(self, hyperparameters=point)),
+        )
+        back, source = (
+            faults.goes_back(self.latest_checkpoint or ""),
+            self.searcher.get("source_checkpoint_uuid"),
+        )
+        if back == "" and self.searcher.get("source_trial_id") is not None:
+            message, fix = (
+                "began with another trial, and goes back to its start",
+                "state source_checkpoint_uuid",
+            )
+            raise ConfigError(
+                Problem(key="searcher.source_trial_id", message=message, fix=fix, code="recovery")
+            )
+        latest = self.latest_checkpoint if back is None else back or source
+        return replace(self, hyperparameters=smaller, latest_checkpoint=latest)
+
     def resolve(self, accelerator: Accelerator, *, ranks: int, machines: int) -> ResolvedConfig:
         """What will run, or every reason why it cannot; paths are relative to the current directory."""
         origin = "resources.slots_per_trial" if self.on_cluster else "the launched ranks"
@@ -273,7 +312,7 @@ ASSERTED = "device-side assert"  # an index that is out of range looks so on a G
 # Of torch, and of cuBLAS and its sisters, which allocate memory themselves.
 MEMORY = re.compile(r"(CUDA|HIP)( driver)?( error:)? out of memory|(CU|HIP)[A-Z]+_STATUS_ALLOC_FAILED")
 # Of the machine's memory: torch's, numpy's, C++'s, and a data loader whose worker the kernel has killed.
-HOST_MEMORY = re.compile(
+OF_HOST = re.compile(
     r"(can't|cannot) allocate memory|Unable to allocate|bad_alloc|MemoryError|killed by signal: Killed",
     re.IGNORECASE,
 )
@@ -303,7 +342,7 @@ def ending_of(error: BaseException, run_dir: Path | None = None) -> Ending:
     diagnosed = isinstance(error, DeterminedDSError)
     used_up = None if diagnosed else exhausted(error, run_dir or Path.cwd())
     of_others = "DistError" in kinds or any(map(OF_OTHER_RANKS.search, said))
-    out_of_memory = any(map(MEMORY.search, said))
+    out_of_memory = any(map(MEMORY.search, said)) or "OutOfMemoryError" in kinds
     from_outside = kinds & NOT_OURS or any(
         isinstance(each, OSError) and each.errno in ERRNOS for each in errors
     )
@@ -316,13 +355,37 @@ def ending_of(error: BaseException, run_dir: Path | None = None) -> Ending:
     cause = ERROR if diagnosed or used_up else CRASH
     if isinstance(error, ConfigError):
         cause = CONFIGURATION
-    elif out_of_memory or any(map(HOST_MEMORY.search, said)):
-        cause = OUT_OF_MEMORY
+    elif out_of_memory or any(map(OF_HOST.search, said)):
+        cause = OUT_OF_MEMORY if out_of_memory else HOST_MEMORY
+    elif isinstance(error, SpikeError):
+        cause = SPIKE
     elif of_others:
         cause = LOST_MACHINE
     text = str(error).strip().partition("\n")[0]
     reason = text if diagnosed else f"{type(error).__name__}: {text}".removesuffix(": ")
     return Ending(code, cause, used_up or reason, used_up)
+
+
+_training: Any = None  # a Trainer, while it trains
+
+
+def training_begins(training: Any) -> None:
+    """From now on a rank that runs out of memory is in this training; None: in no training."""
+    global _training
+    _training = training
+
+
+def recovered(ending: Ending) -> tuple[Ending, str]:
+    """How a rank ends for want of memory, with what comes next: another start may go on with smaller micro-batches."""
+    if _training is None:
+        return ending, ""
+    from determined_ds.train.recovering import after_out_of_memory
+
+    try:
+        shrinks, words = after_out_of_memory(_training, ending.reason)
+    except Exception as error:  # such as a master, or a disk, that does not take it
+        return ending, f"no start with smaller micro-batches: {error!r}"
+    return (ending._replace(code=EXIT_CRASHED) if shrinks else ending), words
 
 
 def _said_by_chief(error: BaseException) -> bool:
@@ -410,6 +473,9 @@ class RankProcess:
             message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
             if not isinstance(error, DeterminedDSError):
                 message = ending.used_up or self._traceback(error)
+            if ending.cause == OUT_OF_MEMORY:
+                ending, words = recovered(ending)
+                message = f"{message.rstrip()}\n\n{words}" if words else message
             return self._report(message, error, ending)
         leave_watch()
         return 0

@@ -69,6 +69,7 @@ PERIODS = {"validation_period": "eval", "checkpoint_period": "save", "reporting_
 NOT_READ: list[KeyPath] = [
     *((name,) for name in PARALLEL_SIZES),
     *(("fit", name) for name in ("asynchronous_checkpoints", "profile", "profiling_enabled")),
+    *(("fit", name) for name in ("on_spike", "skip_batches")),
 ]
 
 

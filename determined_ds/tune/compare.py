@@ -34,7 +34,7 @@ from determined_ds.report.results import (
     Row,
     read_file,
 )
-from determined_ds.rundir.records import INVALID, KILLED
+from determined_ds.rundir.records import HOST_MEMORY, INVALID, KILLED
 from determined_ds.rundir.records import OUT_OF_MEMORY as NO_MEMORY
 from determined_ds.rundir.run_dir import (
     RUNS,
@@ -149,7 +149,7 @@ class Workbench:
             return variant.row(FAILED, f"it ended without measuring {engine}")
         result = process.result()
         # Where the kernel ends a process for its memory, only its signal is known.
-        failed = OUT_OF_MEMORY if result.cause in (NO_MEMORY, KILLED) else FAILED
+        failed = OUT_OF_MEMORY if result.cause in (NO_MEMORY, HOST_MEMORY, KILLED) else FAILED
         return variant.row(CANNOT_RUN if result.status == INVALID else failed, result.reason or "")
 
     def write(self, rows: Iterable[Row], *, is_last: bool = True) -> Results:

@@ -1,8 +1,8 @@
-"""Two machines on this one: network namespaces joined by a cable, as two servers are by a switch.
+"""Machines on this one: network namespaces with a cable each, joined by a switch in the first.
 
 Each has its own network, loopback included, its own processes, host name, ``/etc/hosts``, ``/tmp``, ``/run`` and
 ``/dev/shm``; all other folders, and the ``shared`` one, are those of this machine. Its host name resolves to 127.0.1.1
-on itself, as on Debian, and to its address on the other. Nothing outside reaches them, and they reach nothing outside.
+on itself, as on Debian, and to its address on the others. Nothing outside reaches them, and they reach nothing outside.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,8 +90,12 @@ class Machine:
         return subprocess.CompletedProcess(list(map(str, command)), process.returncode, said)
 
     def cut(self) -> None:
-        """Pull the cable out: what either machine sends from now on is lost, and neither is told."""
+        """Pull the cable out: what either side sends from now on is lost, and neither is told."""
         assert self.run(["ip", "link", "set", "eth0", "down"]).returncode == 0
+
+    def end(self) -> None:
+        """All that runs on it ends at once, as when its power is gone."""
+        os.kill(self.init, signal.SIGKILL)
 
 
 def why_no_machines() -> str | None:
@@ -107,22 +112,26 @@ def why_no_machines() -> str | None:
 
 
 @contextlib.contextmanager
-def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
-    """Start two machines, and end them with all that runs on them; the empty folder is for what is theirs."""
+def joined_machines(folder: Path, count: int = 2) -> Iterator[tuple[Machine, ...]]:
+    """Start machines, and end them with all that runs on them; the empty folder is for what is theirs."""
     with contextlib.ExitStack() as stack:
-        first, second = (stack.enter_context(_machine(folder, number)) for number in (0, 1))
-        # Seen from here, where the process ids of both are known.
-        cable = f"ip link add eth0 type veth peer name eth0 netns {second.init}".split()
-        subprocess.run(["nsenter", f"--net=/proc/{first.init}/ns/net", *cable], check=True)
-        for machine in (first, second):
+        found = [stack.enter_context(_machine(folder, number, count)) for number in range(count)]
+        steps = ["link add eth0 type bridge"]
+        for number, machine in enumerate(found[1:], 1):
+            steps.append(f"link add to{number} type veth peer name eth0 netns {machine.init}")
+            steps += [f"link set to{number} master eth0", f"link set to{number} up"]
+        for words in steps:  # seen from here, where the process ids of all are known
+            in_first = ["nsenter", f"--net=/proc/{found[0].init}/ns/net", "ip", *words.split()]
+            subprocess.run(in_first, check=True)
+        for machine in found:
             for words in (f"address add {machine.address}/24 dev eth0", "link set eth0 up"):
                 done = machine.run(["ip", *words.split()])
                 assert done.returncode == 0, done.stdout
-        yield first, second
+        yield tuple(found)
 
 
 @contextlib.contextmanager
-def _machine(folder: Path, number: int) -> Iterator[Machine]:
+def _machine(folder: Path, number: int, count: int) -> Iterator[Machine]:
     name, shared = f"machine{number}", folder / "shared"
     own = folder / name
     for made in (shared, own / "tmp", own / "run" / "lock", own / "run" / "sshd"):
@@ -130,7 +139,7 @@ def _machine(folder: Path, number: int) -> Iterator[Machine]:
     (own / "tmp").chmod(0o1777)
     (own / "hostname").write_text(f"{name}\n")
     (own / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody answers there, and at once
-    others = "".join(f"{NETWORK}.{each + 1} machine{each}\n" for each in (0, 1) if each != number)
+    others = "".join(f"{NETWORK}.{each + 1} machine{each}\n" for each in range(count) if each != number)
     (own / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{others}")
     seen = {str(shared), str(ROOT), *PYTHON}
     words = [str(own), name, *sorted(path for path in seen if path.startswith(HIDDEN))]

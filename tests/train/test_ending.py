@@ -41,7 +41,7 @@ ENDINGS: list[tuple[Exception, int, int, str]] = [
     # Any other error is the author's until a batch was trained.
     (TypeError("unsupported operand"), FAILED, CRASHED, "crash"),
     (torch.AcceleratorError("CUDA error: device-side assert triggered"), FAILED, CRASHED, "crash"),
-    (WORKER, FAILED, CRASHED, "out of memory"),
+    (WORKER, FAILED, CRASHED, "out of host memory"),
 ]
 
 

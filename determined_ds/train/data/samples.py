@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from deepspeed.runtime.dataloader import RepeatingLoader
@@ -21,7 +21,7 @@ from determined import pytorch
 from torch.utils import data as torch_data
 
 from determined_ds.config.layout import Batch
-from determined_ds.errors import DataError
+from determined_ds.errors import ConfigError, DataError, Problem
 from determined_ds.train.data.loaders import drawn_for, too_little, with_batch_sampler
 from determined_ds.train.data.seeds import mixed_seed, seed_everything
 from determined_ds.train.data.streams import FirstRow, Made, ReplicaStream, read, takes
@@ -41,6 +41,8 @@ class TrainingData:
 
     Attributes:
         batches: Them, once it is open.
+        samples: Of data with an index: the indices of the samples in a range of global batches, from 1.
+        inexact: Why a position in it cannot be returned to exactly; "" where it can.
         batches_per_epoch: Global batches; None where that is not known.
         first: What was read first, of a stream.
         place: The position after what training has taken; None where the number of batches says all.
@@ -49,6 +51,8 @@ class TrainingData:
 
     def __init__(self) -> None:
         self.batches: Iterator[Any] | None = None
+        self.samples: Callable[[int, int], list[int]] | None = None
+        self.inexact = ""
         self.batches_per_epoch: int | None = None
         self.first: FirstRow | None = None
         self.place: Callable[[], dict[str, Any]] | None = None
@@ -69,7 +73,7 @@ class TrainingData:
         self.batches_per_epoch = whole_batches(loader, batch)
         if isinstance(loader, pytorch.DataLoader):
             per_epoch = self.batches_per_epoch or 0
-            self.batches = _indexed(loader, batch, per_epoch, replica, seed, start_batch)
+            self.batches, self.samples = _indexed(loader, batch, per_epoch, replica, seed, start_batch)
         elif isinstance(loader, StreamLoader):
             replicas = 1 if loader.sharded else batch.replicas  # that read what is read here
             per_batch = batch.micro_batch_size * batch.accumulation * replicas
@@ -86,12 +90,14 @@ class TrainingData:
             split = (replica, batch.replicas, batch.accumulation)
             stream = ReplicaStream(loader, seed, *split, start_batch=start_batch, place=place)
             self.apart = loader.name if loader.sharded else None
+            self.inexact = "" if takes(loader, {"state": True}) else f"{loader.name} has no state_dict"
             position = [pickle.dumps(place)]
             self.place = lambda: dict(pickle.loads(position[0]))
             # Without workers, collate_fn runs, and draws random numbers, only when training takes what it makes.
             self.first, made = read(stream.reader(seed + start_batch))
             self.batches = _taken(made, position)
         else:
+            self.inexact = f"{type(loader).__name__} has no state_dict"
             self.batches = _again_and_again(loader)
             for _ in range(start_batch * batch.accumulation):
                 next(self.batches)
@@ -134,20 +140,29 @@ def whole_batches(loader: Any, batch: Batch) -> int | None:
 
 def _indexed(
     loader: Any, batch: Batch, per_epoch: int, replica: int, seed: int, start_batch: int
-) -> Iterator[Any]:
+) -> tuple[Iterator[Any], Callable[[int, int], list[int]]]:
     """Data with an index: of the micro-batches of the global stream, every ``replicas``-th is this replica's."""
     batches: Any = loader.batch_sampler
     per_step, is_cut = batch.accumulation * batch.replicas, type(batches) is torch_data.BatchSampler
 
+    def order_of(epoch: int) -> list[Any]:
+        with drawn_for(batches, seed, epoch):
+            order = list(itertools.islice(batches, per_epoch * per_step))
+        if len(order) < per_epoch * per_step or (is_cut and len(order[-1]) < batch.micro_batch_size):
+            said = f"{type(batches.sampler if is_cut else batches).__name__} yields less than its len() in an epoch"
+            raise too_little(METHOD, said, "have __len__ return what it yields")
+        return order
+
+    def samples(first: int, last: int) -> list[int]:
+        numbers = range((first - 1) * per_step, last * per_step)
+        orders = {epoch: order_of(epoch) for epoch in {at // (per_epoch * per_step) for at in numbers}}
+        found = (orders[at // (per_epoch * per_step)][at % (per_epoch * per_step)] for at in numbers)
+        return [int(index) for each in found for index in each]
+
     def micro_batches() -> Iterator[Any]:
         epoch, first = divmod(start_batch, per_epoch)
         while True:
-            with drawn_for(batches, seed, epoch):
-                order = list(itertools.islice(batches, per_epoch * per_step))
-            if len(order) < per_epoch * per_step or (is_cut and len(order[-1]) < batch.micro_batch_size):
-                said = f"{type(batches.sampler if is_cut else batches).__name__} yields less than its len() in an epoch"
-                raise too_little(METHOD, said, "have __len__ return what it yields")
-            yield from order[first * per_step + replica :: batch.replicas]
+            yield from order_of(epoch)[first * per_step + replica :: batch.replicas]
             epoch, first = epoch + 1, 0
 
     indices, dataset = micro_batches(), None
@@ -155,7 +170,7 @@ def _indexed(
         numbered = enumerate(indices, start_batch * batch.accumulation)
         indices = ((mixed_seed(seed, replica, number), list(each)) for number, each in numbered)
         dataset = SeededDataset(loader.dataset)
-    return iter(with_batch_sampler(loader, indices, seed + start_batch, dataset))
+    return iter(with_batch_sampler(loader, indices, seed + start_batch, dataset)), samples
 
 
 class SeededDataset(torch_data.Dataset[Any]):
@@ -181,6 +196,89 @@ def _again_and_again(loader: Any) -> Iterator[Any]:
             yield batch
     fix = "use more data, or make iter() begin anew each time"
     raise too_little(type(loader).__name__, "the data loader yields no batch", fix)
+
+
+# ------------------------------------------------------------------------------------ batches that are left out
+
+Range = tuple[int, int]  # the first and the last batch, both included
+
+
+class Skips:
+    """Ranges of batches of the data that are not trained on: ``fit.skip_batches``, and those around a spike.
+
+    A batch of the data has a number, from 1, whatever was left out before it. Training takes them in order, and draws
+    and discards those of a range when it comes to it, just before the batch behind it. So where training stands follows
+    from the number of trained batches alone, on every rank.
+
+    Args:
+        stated: Those that the run is to leave out.
+        passed: Those that it has left out up to its checkpoint, as the checkpoint records them.
+        batches_trained: Until then.
+
+    Attributes:
+        ranges: All of them, in order.
+
+    Raises:
+        ConfigError: a batch is to be left out that the checkpoint was trained on.
+    """
+
+    def __init__(self, stated: Sequence[Range], passed: Sequence[Range], batches_trained: int) -> None:
+        self.ranges = sorted(passed)
+        taken = self.taken(batches_trained)
+        for first, last in stated:
+            first = max([first, *(end + 1 for was, end in passed if was <= first <= end)])
+            if first > last:
+                continue
+            if first <= taken:
+                message = (
+                    f"{first} to {last}: the checkpoint was trained on the first {taken} batches of the data"
+                )
+                fix = "resume from a checkpoint before them, e.g. --resume UUID, or leave them in"
+                key, code = "hyperparameters.fit.skip_batches", "skip-trained"
+                raise ConfigError(Problem(key=key, message=message, fix=fix, code=code))
+            self.ranges.append((first, last))
+        self.ranges.sort()
+
+    def passed(self, batches_trained: int) -> list[Range]:
+        """Those that lie before the last trained batch."""
+        found, taken = [], batches_trained
+        for first, last in self.ranges:
+            if first > taken:
+                break
+            found.append((first, last))
+            taken += last - first + 1
+        return found
+
+    def taken(self, batches_trained: int) -> int:
+        """Batches of the data that were taken or left out up to there: the number of the last trained one."""
+        return batches_trained + sum(last - first + 1 for first, last in self.passed(batches_trained))
+
+    def around(self, batch: int, size: int) -> list[Range]:
+        """Every range, with another one of ``size`` batches around the step ``batch``, from 1."""
+        first = max(1, self.taken(batch) - size // 2)
+        last = first + size - 1
+        for was, end in self.ranges:  # nothing is left out twice
+            if was <= first <= end:
+                first, last = end + 1, last + end + 1 - first
+            elif first < was <= last:
+                last = was - 1
+        return sorted([*self.ranges, (first, last)])
+
+    def discarding(
+        self, batches: Iterator[Any], per_batch: int, batches_trained: int, said: Callable[[Range, int], None]
+    ) -> Iterator[Any]:
+        """A rank's micro-batches, ``per_batch`` of each batch, without those of the ranges that lie ahead.
+
+        ``said`` is called with each range that is left out, and the batches trained before it.
+        """
+        while True:
+            for each in self.passed(batches_trained + 1)[len(self.passed(batches_trained)) :]:
+                said(each, batches_trained)
+                for _ in range((each[1] - each[0] + 1) * per_batch):
+                    next(batches)
+            for _ in range(per_batch):
+                yield next(batches)
+            batches_trained += 1
 
 
 # ------------------------------------------------------------------------------------ validation

@@ -20,6 +20,7 @@ ASK_EVERY_S = 5.0
 ASK_WRITERS_EVERY_S = 0.25
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 MOST_LOSSES = 64  # that are looked at together
+VOTES = 4  # numbers of a vote
 NONE = -1.0  # batch of a rank whose losses were all finite
 
 

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,26 +22,28 @@ import torch
 from determined import core, pytorch, util
 from torch.utils._pytree import tree_flatten
 
+from determined_ds.checkpoints.engines import overrides
 from determined_ds.checkpoints.files import TrialState, is_better, not_finite
 from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.checkpoints.storage import find_checkpoint
 from determined_ds.checkpoints.writer import Checkpoints
-from determined_ds.config.params import FitOptions, Length, read_model
+from determined_ds.config.params import FitOptions, Length, read_model, skipped_ranges
 from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.report.live import RunState
+from determined_ds.rundir.records import SKIPPED
 from determined_ds.rundir.signals import HEART, TRAINED
 from determined_ds.train.data.loaders import build_loader
-from determined_ds.train.data.samples import METHOD, TrainingData
+from determined_ds.train.data.samples import METHOD, Skips, TrainingData
 from determined_ds.train.data.seeds import seed_everything, set_rng_state
 from determined_ds.train.data.streams import check_first_rows
-from determined_ds.train.group.process_group import all_ranks_come, as_chief
+from determined_ds.train.group.process_group import all_ranks_come, as_chief, gather_rows
 from determined_ds.train.loop.metrics import MetricSums, Reducers, searched
 from determined_ds.train.loop.reporting import Reporter
-from determined_ds.train.loop.stopping import LENGTHS, NONE, Due, LossGuard, Schedule, StopRequests
+from determined_ds.train.loop.stopping import LENGTHS, NONE, VOTES, Due, LossGuard, Schedule, StopRequests
 from determined_ds.train.loop.validation import Validator
-from determined_ds.train.rank import cluster_info, run_here
+from determined_ds.train.rank import cluster_info, run_here, training_begins
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.pipeline_engine import seed_layers
@@ -87,8 +89,11 @@ class Trainer:
         asynchronous_checkpoints: bool | None = None,
         fork: str | os.PathLike[str] | None = None,
         profile: Mapping[str, int] | None = None,
+        on_out_of_memory: str = "shrink",
+        on_spike: Mapping[str, Any] | None = None,
+        skip_batches: Sequence[Any] | None = None,
     ) -> None:
-        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and six more.
+        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and nine more.
 
         Args:
             checkpoint_period: ``Batch(n)`` or ``Epoch(n)`` from the start of training, or of a list of numbers; or a
@@ -107,6 +112,10 @@ class Trainer:
             asynchronous_checkpoints: Write checkpoints while training continues; None: where that is worth it.
             fork: Folder of a checkpoint of another run to start from; ignored with ``latest_checkpoint``.
             profile: Steps to record by torch's profiler: ``{"wait": 5, "warmup": 2, "active": 3}``; none with a test.
+            on_out_of_memory: ``shrink``: start again with half the micro-batch and the same global batch; ``stop``.
+            on_spike: At a loss or gradient norm that spikes, go back to a checkpoint and leave out the batches:
+                ``{"window": 100, "deviations": 8, "skip": 20, "at_most": 3}``; None: never.
+            skip_batches: Batches of the data, from 1, that are not trained on: ``[120, 139]``, or a list of such pairs.
 
         Raises:
             ConfigError: an argument is wrong.
@@ -189,6 +198,11 @@ class Trainer:
         self.sums = MetricSums(context.device, source=source or method_of(trial, *METHODS))
         self.data = TrainingData()
         parts = {"metrics": self.sums, "reducers": Reducers(context), "data": self.data}
+        self.spikes: Any = None
+        if fit.on_spike and self._keeps:
+            from determined_ds.train.loop.spikes import SpikeWatch
+
+            self.spikes = parts["spikes"] = SpikeWatch(fit.on_spike, context.device)
         most, warm_start, note = fit.save_total_limit, fit.warm_start, self.reporter.note
         self.checkpoints = Checkpoints(
             trial, context, self.callbacks, parts, most, warm_start=warm_start, note=note
@@ -201,6 +215,7 @@ class Trainer:
         # Whatever happens once it is entered, callbacks and display are ended.
         self.closing = contextlib.ExitStack()
         self.closing.callback(self.reporter.stop)
+        training_begins(self if self._keeps and not test_mode else None)
         self.closing.callback(self.checkpoints.abandon)
         return self
 
@@ -211,6 +226,12 @@ class Trainer:
         if self.fit_options.max_length is None:
             fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
             raise refused("fit.max_length", "missing: the length of training is required", fix, "max-length")
+        if (
+            latest_checkpoint
+            and (back := self.context.faults.goes_back(Path(latest_checkpoint).name)) is not None
+        ):
+            begun = self.context.resumed_from  # with another trial's checkpoint, on a cluster
+            latest_checkpoint = back or (begun if begun != latest_checkpoint else None)
         if latest_checkpoint is not None:
             latest_checkpoint = find_checkpoint(self.context, latest_checkpoint)
         with self.closing:
@@ -247,6 +268,8 @@ class Trainer:
         if is_first:
             self._call_back("on_training_epoch_start", epoch)
         self.reporter.batch_begins()
+        if self.spikes is not None:
+            self.spikes.begin(*self.sums.running("loss"))
         self.context._loss_ids = {}
 
     def take(self, metrics: dict[str, Any]) -> None:
@@ -267,6 +290,8 @@ class Trainer:
         state.batches_trained = done = state.batches_trained + 1
         # Once a batch: a loss that is not finite stays in the sum that it was added to.
         self._guard.look(self.sums.running("loss")[0], done)
+        if self.spikes is not None:
+            self._watch_spikes()
         TRAINED.set()
         if self.context.profiler is not None:
             self.context.profiler.step()
@@ -301,9 +326,11 @@ class Trainer:
         state, done, stops = self.state, self.state.batches_trained, self._stops
         self._check_frozen()
         if due.report:
-            metrics, rows = self.reporter.reduce(self.sums, self._guard.first_bad(), stops.vote(done))
-            self._check_loss([first_bad for first_bad, *_ in rows])
-            stops.count([vote for _, *vote in rows], done)
+            seen = () if self.spikes is None else (self.spikes.rows(),)
+            metrics, rows = self.reporter.reduce(self.sums, self._guard.first_bad(), stops.vote(done), *seen)
+            self._check_spikes([row[1 + VOTES :] for row in rows])
+            self._check_loss([row[0] for row in rows])
+            stops.count([row[1 : 1 + VOTES] for row in rows], done)
             metrics["batches"] = done
             self._call_back("on_training_workload_end", avg_metrics=metrics, batch_metrics=[])
             self.context.reset_reducers()
@@ -311,6 +338,8 @@ class Trainer:
             self.reporter.training(done, metrics, progress=share)
             self._seal_written()
         elif due.validate or due.checkpoint:
+            if self.spikes is not None:
+                self._check_spikes(gather_rows(self.spikes.rows().reshape(-1)).tolist())
             self._check_loss(self.context.distributed.allgather(float(self._guard.first_bad())))
             self.reporter.pause()
         if due.validate and self._keeps and state.last_validation != done:
@@ -403,6 +432,23 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------ report, validate
 
+    def _watch_spikes(self) -> None:
+        assert self.spikes is not None
+        engine, (loss, weight) = self.context.models[0], self.sums.running("loss")
+        if loss is None and self.context._mpu.should_report_metrics:
+            fix = "report the metric that is to be watched as loss, or leave out fit.on_spike"
+            raise refused("fit.on_spike", "the trial reports no metric loss", fix, "spike-loss")
+        # In fp16 the loss scale makes norms that are not finite, and leaves out their steps.
+        norm = None if engine.fp16_enabled() else engine.get_global_grad_norm()
+        self.spikes.end(loss, weight, norm)
+
+    def _check_spikes(self, ranks: list[list[float]]) -> None:
+        """Before the weights are used: take a step back whose loss or gradient norm spikes."""
+        if self.spikes is not None and (spike := self.spikes.judge(ranks, self.state.batches_trained)):
+            from determined_ds.train.recovering import take_back
+
+            take_back(self, spike)
+
     def _check_loss(self, first_bad: list[float]) -> None:
         """Before the weights are used: stop where a loss of a rank was not finite, first at these batches."""
         first = min((batch for batch in first_bad if batch != NONE), default=NONE)
@@ -460,10 +506,20 @@ class Trainer:
                 self.checkpoints.finish()
             return
         self.reporter.status("checkpointing")
+        state.skipped = self.skips.passed(state.batches_trained)
         best = self._best_at == state.batches_trained
         self.checkpoints.save(state, best=best, waits=waits and not self._test_mode)
         self._stops.saved_s = time.monotonic()
         self.reporter.checkpoints(state.last_checkpoint, self.checkpoints.batch_in_writing)
+
+    def _left_out(self, batches: tuple[int, int], batches_trained: int) -> None:
+        """Batches of the data are left out: say it, and record which samples they have."""
+        words, samples = f"batches {batches[0]} to {batches[1]} of the data", self.data.samples
+        self.reporter.note(f"left out    {words}, after batch {batches_trained}")
+        if self.is_chief and self._keeps:
+            metrics: dict[str, Any] = {"first": batches[0], "last": batches[1]}
+            metrics |= {"samples": samples(*batches)} if samples is not None else {}
+            self.context._core.train.report_metrics(SKIPPED, batches_trained, metrics)
 
     def _seal_written(self) -> None:
         """Complete a checkpoint that was written meanwhile, if the last vote says that all ranks have."""
@@ -512,6 +568,8 @@ class Trainer:
         """Do all that comes before the first batch; a collective. Returns the micro-batches, None on ranks without."""
         context, mpu, data, note = self.context, self.context._mpu, self.data, self.reporter.note
         fit, seed, done = self.fit_options, context.get_trial_seed(), self.state.batches_trained
+        stated = skipped_ranges([*map(list, (*skipped_ranges(fit.skip_batches or ()), *context.faults.skip))])
+        self.skips = Skips(stated, self.state.skipped, done)
         if mpu.should_build_data_loader:
             loader = build_loader(self.trial, context, METHOD, note)
             dataset = getattr(loader, "dataset", None)
@@ -519,12 +577,21 @@ class Trainer:
                 message = "is trained and validated on, and keeps one position: a validation would move it"
                 key, fix = type(dataset).__name__, "build the dataset twice, once for each"
                 raise ConfigError(Problem(key=key, message=message, fix=fix, code="stream-shared"))
-            batch, replica = context.resolved.batch, mpu.data_parallel_rank
-            data.open(loader, note, batch=batch, replica=replica, seed=seed, start_batch=done)
-        here = None if data.batches is None else (data.batches_per_epoch, data.first)
+            batch, replica, start = context.resolved.batch, mpu.data_parallel_rank, self.skips.taken(done)
+            data.open(loader, note, batch=batch, replica=replica, seed=seed, start_batch=start)
+            if self.skips.ranges and data.batches is not None:
+                data.batches = self.skips.discarding(data.batches, batch.accumulation, done, self._left_out)
+        here = None if data.batches is None else (data.batches_per_epoch, data.first, data.inexact)
         loading = [rank for rank in context.distributed.allgather(here) if rank is not None]
-        check_first_rows([first for _, first in loading], note)
-        lengths = [length for length, _ in loading]
+        check_first_rows([first for _, first, _ in loading], note)
+        lengths = [length for length, _, _ in loading]
+        inexact = next((words for *_, words in loading if words), "")
+        if overrides(self.trial, "load"):
+            inexact = f"{type(self.trial).__name__} has a load of its own"
+        if self.spikes is not None and inexact:
+            message = f"{inexact}, so the run would not go back exactly to where it was"
+            fix = "leave it out, or give the data state_dict and load_state_dict"
+            raise refused("fit.on_spike", message, fix, "spike-inexact")
         per_epoch = None if None in lengths else min(lengths)
         context._epoch_len = per_epoch or sys.maxsize  # for Determined's is_epoch_start() and similar methods
         self.schedule = Schedule(fit, per_epoch)
@@ -578,6 +645,7 @@ class Trainer:
                 proof, words = lambda: self.validator.run([]), "validated, saved, loaded back, validated to"
             same = prove_checkpoint(self.context, proof, lambda: self.read(self.state.kept[-1]))
             self.reporter.note(f"test passed: trained, {words} {same}")
+        training_begins(None)
         HEART.rest()
 
     def evaluate(self, checkpoint: str) -> None:

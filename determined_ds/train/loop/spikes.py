@@ -1,0 +1,100 @@
+"""Steps whose loss or gradient norm spikes, found with the exchange that a report makes anyway.
+
+Each step leaves its loss and its norm on the device. With a report, or before a checkpoint, every rank learns those of
+all ranks, and judges each step by the steps before it: the same on all ranks, however often is reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from determined_ds.config.params import OnSpike
+
+MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+LEAST_DEVIATION = 1e-3  # of the median: a loss that hardly moves has none of its own
+COLUMNS = 3  # of a step: the loss of this rank, whether it has one, and the gradient norm
+
+
+class Spike(NamedTuple):
+    """A step that spikes."""
+
+    batch: int  # from 1
+    said: str  # what spikes, and by how much
+
+
+class SpikeWatch:
+    """Finds the steps that spike.
+
+    Args:
+        options: ``fit.on_spike``.
+        device: Of the training.
+    """
+
+    def __init__(self, options: OnSpike, device: torch.device) -> None:
+        self._options, self._device = options, device
+        self._steps: list[torch.Tensor] = []  # a row of each step since the last exchange
+        self._none = torch.zeros((), dtype=torch.float64, device=device)
+        self._before = (self._none, 0.0)  # the sum of losses at the beginning of a step, and its weight
+        self._seen: dict[str, list[float]] = {"loss": [], "gradient norm": []}  # of the steps in the window
+
+    def begin(self, total: torch.Tensor | None, weight: float) -> None:
+        """A step begins; the sum of losses since the last report, None where there is none, and its weight."""
+        self._before = (self._none, 0.0) if total is None else (total.clone(), weight)
+
+    def end(self, total: torch.Tensor | None, weight: float, norm: Any) -> None:
+        """A step was trained, with DeepSpeed's gradient norm or None. Nothing is read from the device."""
+        (before, had), none = self._before, self._none
+        row = [none, none, none + math.nan]
+        if total is not None and weight > had:
+            row[:2] = [(total - before) / (weight - had), none + 1]
+        if norm is not None:
+            row[2] = (
+                torch.as_tensor(norm, dtype=torch.float64).to(self._device, non_blocking=True).reshape(())
+            )
+        self._steps.append(torch.stack(row))
+
+    def rows(self) -> torch.Tensor:
+        """This rank's steps since the last exchange, to ride in a collective."""
+        return torch.stack(self._steps) if self._steps else torch.zeros(0, device=self._device)
+
+    def judge(self, ranks: Sequence[Sequence[float]], batches_trained: int) -> Spike | None:
+        """The first step that spikes, by the rows of all ranks up to this batch."""
+        steps = np.asarray(ranks, dtype=float).reshape(len(ranks), -1, COLUMNS)
+        self._steps.clear()
+        for number, step in enumerate(np.moveaxis(steps, 1, 0), batches_trained - steps.shape[1] + 1):
+            has_loss, norms = step[:, 1] > 0, step[~np.isnan(step[:, 2]), 2]
+            values = {"loss": step[has_loss, 0].mean() if has_loss.any() else None}
+            values["gradient norm"] = norms.max() if len(norms) else None
+            for name, value in values.items():
+                if value is not None and (said := self._judged(name, float(value))):
+                    return Spike(number, said)
+        return None
+
+    def _judged(self, name: str, value: float) -> str:
+        window = self._seen[name]
+        if not math.isfinite(value):
+            return f"the {name} was not finite"
+        if len(window) == self._options.window:
+            middle = float(np.median(window))
+            deviation = MAD_TO_DEVIATION * float(np.median(np.abs(np.subtract(window, middle))))
+            above = (value - middle) / max(deviation, LEAST_DEVIATION * abs(middle), 1e-12)
+            if above > self._options.deviations:
+                return f"the {name} was {value:.4g}, {above:.0f} deviations above the median {middle:.4g}"
+            window.pop(0)
+        window.append(value)
+        return ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen so far, for a checkpoint."""
+        return {"seen": self._seen, "rows": self.rows().cpu()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`; with another window what was seen begins anew."""
+        window = self._options.window
+        self._seen = {name: list(each)[-window:] for name, each in state_dict["seen"].items()}
+        self._steps = list(state_dict["rows"].to(self._device))
