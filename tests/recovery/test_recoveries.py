@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.harness.command import DET_DS, ROOT
 from tests.interrupted.compared import differences, losses_of
 from tests.package import records
 from tests.recovery.runs import NUM_BATCHES, ON_SPIKE, faulty, poison_of, result, run, words
@@ -64,6 +68,41 @@ def test_what_cannot_shrink_says_which_strategy_would_fit(
     assert "  fix: ZeRO " in done.stderr
     assert result(tmp_path / "run")["cause"] == "out of memory"
     assert not result(tmp_path / "run")["recoveries"]
+
+
+@LONG
+def test_a_rank_that_the_kernel_kills_for_want_of_host_memory_is_named(tmp_path: Path) -> None:
+    """In a memory cgroup of its own, with a limit."""
+    group = Path(f"/sys/fs/cgroup/memory/determined_ds-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text("3000000000")
+    except OSError as error:
+        pytest.skip(f"no memory cgroup of version 1 can be made here: {error}")
+    try:
+        config = {**faulty("zero1", plain=True), "max_restarts": 0}
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+        words = [
+            DET_DS,
+            "run",
+            tmp_path / "run.yaml",
+            ROOT,
+            "--run-dir",
+            tmp_path / "run",
+            "--accelerator",
+            "cpu",
+        ]
+        done = subprocess.run(
+            ["bash", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "bash", *map(str, words)],
+            env={**os.environ, "FAULTS": '{"hog": 3}', "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert "the kernel killed it for want of host memory" in done.stderr
+        assert result(tmp_path / "run")["cause"] == "out of host memory"
+    finally:
+        group.rmdir()
 
 
 @strategies("zero1", "zero0", "zero2", "zero3", "pipeline", "zb-h1", "session")

@@ -1,7 +1,8 @@
 """Trials that meet the faults which ``FAULTS`` names, as JSON: out of memory, a poisoned sample, a rank that is killed.
 
-``oom``: the batch at which rank 1 runs out of memory, with micro-batches of more than ``fits`` samples. ``poison``: the
-index of a sample whose target is far off. ``kill``: a batch before which rank 1 is killed, once.
+``oom``: the batch at which rank 1 runs out of memory, with micro-batches of more than ``fits`` samples. ``hog``: that
+at which it takes much of the machine's memory. ``poison``: the index of a sample whose target is far off. ``kill``: a
+batch before which rank 1 is killed, once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ FAR_OFF = 1e5
 def meet_faults(batch: int, rank: int, micro_batch_size: int) -> None:
     """Before a batch, counted from 1."""
     time.sleep(FAULTS.get("slow", 0.0))
+    if rank == 1 and batch == FAULTS.get("hog"):
+        torch.ones(2**31)  # 8 GiB of the machine's memory
     if rank == 1 and batch == FAULTS.get("oom") and micro_batch_size > FAULTS.get("fits", 1):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     mark = Path(FAULTS.get("marks", ""), f"killed{batch}")
