@@ -418,19 +418,6 @@ def write_report(results: Results, folder: Path, *, page: bool = True) -> list[P
     return write_report(results, folder, page=page)
 
 
-def results_table(results: Results, columns: int) -> str:
-    """A comparison's table as a terminal of that width shows it, without colours."""
-    import io
-
-    from rich.console import Console
-
-    from determined_ds.report import comparison as room
-
-    text = io.StringIO()
-    Console(width=columns, file=text, color_system=None).print(room.results_table(results))
-    return text.getvalue()
-
-
 class SearchMethod:
     """One of Determined's search methods, as ``det-ds search`` asks it what to do.
 
@@ -515,13 +502,6 @@ def start_task(environment: Mapping[str, str]) -> tuple[int, dict[str, str], lis
     return code, exports, err.getvalue().splitlines()
 
 
-def trial_class(spec: str) -> Any:
-    """The class ``MODULE:CLASS`` as a rank imports it; the current folder is its context directory."""
-    from determined_ds.train import bare_trial
-
-    return bare_trial.trial_class(spec)
-
-
 def start_by_forks(fork_rank: Callable[..., Any], fork_run: Callable[..., Any]) -> None:
     """In this process, start ranks and runs by these functions in place of new programs; see ``harness/forked.py``."""
     from types import SimpleNamespace
@@ -540,15 +520,6 @@ def load_as_a_rank_does() -> None:
     from determined_ds.train.group.process_group import load_deepspeed
 
     load_deepspeed("cpu")
-
-
-def moved(batch: Any, device: str) -> Any:
-    """A batch as it is moved to a device."""
-    import torch
-
-    from determined_ds.train.data import loaders
-
-    return loaders.moved(batch, torch.device(device))
 
 
 def while_writing(act: Callable[[], object]) -> None:

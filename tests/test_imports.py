@@ -41,12 +41,9 @@ print(done.exit_code, *sys.modules)
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        ("run --help", 0),
         ("run experiments/gpt2/const.yaml . --slots 3 --accelerator cpu", 2),
         ("check experiments/gpt2/search.yaml .", 0),
-        ("search --help", 0),
         ("search experiments/gpt2/search.yaml . --accelerator tpu", 2),
-        ("report --help", 0),
         ("watch no/such/run", 2),
         ("checkpoint show no/such/run", 2),
         ("doctor --help", 0),

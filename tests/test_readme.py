@@ -236,13 +236,7 @@ def test_every_hyperparameter_is_in_its_reference() -> None:
     page = hooks.on_page_markdown((ROOT / "docs/configuration.md").read_text())
     page = page[page.index("## All hyperparameters") :]
     rows = {line.split("`")[1]: line.split(" | ") for line in page.splitlines() if line.startswith("| `")}
-    units = (
-        ".batches",
-        ".epochs",
-        ".seconds",
-        ".minutes",
-        ".hours",
-    )  # of the lengths, each of which is one row
+    units = (".batches", ".epochs", ".seconds", ".minutes", ".hours")  # of lengths, each of which is one row
     assert rows.keys() == {name for name in own_hyperparameters() if not name.endswith(units)}
     assert [name for name, row in rows.items() if len(row) != 4 or not all(row)] == []
     assert "### `logging.wandb`" in page

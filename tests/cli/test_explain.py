@@ -10,7 +10,6 @@ from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
 from tests.harness.command import ROOT
-from tests.package import CPU, prepared_by_run
 
 CONST, SEARCH = "experiments/gpt2/const.yaml", "experiments/gpt2/search.yaml"
 LR = ("--set", "hyperparameters.learning_rate=0.25")
@@ -56,15 +55,3 @@ def test_a_search_is_explained_by_its_middle_point_and_a_check_says_what_will_ru
     assert takes.startswith("takes 200 batches of 32 samples; ")
     *_, takes = check(SEARCH).stdout.splitlines()
     assert takes.startswith("takes 200 batches of 32 samples for each of up to 16 trials; ")
-
-
-def test_the_lines_above_a_run_name_the_ranks_that_share_experts(tmp_path: Path) -> None:
-    """As docs/strategies.md has it."""
-    model = "{model_type: mixtral, hidden_size: 128, intermediate_size: 176}"
-    sets = [f"hyperparameters.{each}" for each in ("expert_parallel_size=2", f"model_config={model}")]
-    words = [word for each in sets for word in ("--set", each)]
-    done = prepared_by_run(
-        ["experiments/causal_lm/const.yaml", ".", "--run-dir", str(tmp_path / "run"), *words], CPU
-    )
-    assert done.exit_code == 0, done.output
-    assert "2 on cpu: 2 replicas, ZeRO 1, experts shared by 2 ranks\n" in done.stdout

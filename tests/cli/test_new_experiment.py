@@ -21,7 +21,6 @@ from tests.memory.estimates import estimate
 
 FLAGS = {"parameters": "6B", "slots": 32, "gpu_memory": "80GiB"}
 FLAGS |= {"global_batch_size": 64, "sequence_length": 2048}
-YAML, JSON = "experiments/6b_zero1_32gpu.yaml", "experiments/deepspeed/6b_zero1_32gpu.json"
 
 
 def start(*more: str, **flags: Any) -> Result:
@@ -72,20 +71,6 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / "model_defs" / "gpt2" / "trial.py", tmp_path / "model_defs" / "gpt2" / "trial.py")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_what_is_written_was_chosen_from_a_table_and_is_written_alike_again(context: Path) -> None:
-    result = start("--precision", "bf16")
-    assert result.exit_code == 0, result.output
-    assert f"wrote {YAML}\nwrote {JSON}\nnext: det-ds check {YAML}\n" in result.stdout
-    rows = re.findall(r"^(ZeRO \d\S*(?: recomputed)?)( \*)? .* (yes|no) ", result.stdout, re.MULTILINE)
-    assert ("ZeRO 0", "", "no") in rows
-    assert [row for row in rows if row[1]] == [("ZeRO 1", " *", "yes")]
-    assert "GPT2Trial stands in for your model" in result.stderr
-    before, again = (Path(YAML).read_text(), Path(JSON).read_text()), ("--precision", "bf16", "--force")
-    Path(JSON).write_text("mine")
-    assert start(*again).exit_code == 0
-    assert (Path(YAML).read_text(), Path(JSON).read_text()) == before
 
 
 @pytest.mark.parametrize(

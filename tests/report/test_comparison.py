@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from determined_ds import Results, load_results
-from tests.package import results_table, write_report
+from tests.package import write_report
 from tests.report.making import CANNOT_RUN, MIB, comparison, failed, repetition, results, row
 from tests.report.pages import EVIL, Page
 
@@ -65,19 +65,6 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     json.loads(text, parse_constant=pytest.fail)
     write_report(again, tmp_path, page=False)
     assert path.read_text() == text
-
-
-def test_the_table_has_a_line_a_row_fits_the_terminal_and_says_why_a_row_has_no_numbers() -> None:
-    hostile = [row("[red]a[/red]\x1b[2J"), failed("b", reason="[/]\nTraceback")]
-    for columns in (60, 200):
-        text = results_table(results(*comparison(), *hostile), columns)
-        assert max(map(len, text.splitlines())) <= columns
-        assert not [each for each in ("None", "\x1b") if each in text]
-    assert "zero3 on 1 slot: out of memory: it asked for 2 GiB" in text
-    assert "[red]a[/red]" in text
-    _, *lines = results_table(results(*comparison()), 80).splitlines()
-    names = [[each["name"], str(each["slots"])] for each in comparison() if each["status"] == "measured"]
-    assert [line.split()[:2] for line in lines[: len(names)]] == names
 
 
 def page_of(found: Results, folder: Path) -> Page:

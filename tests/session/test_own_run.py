@@ -190,17 +190,12 @@ def test_the_engine_says_the_batch_and_a_failure_leaves_the_last_checkpoint(
     assert "a pass over the loader was left before its end" in two_ranks.said(0)
 
 
-def program(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-
-
 def test_a_mistake_is_shown_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         'import determined_ds\nwith determined_ds.session({"global_batch_sise": 8}) as s:\n    pass\n'
     )
-    done = program(["train.py"], tmp_path)
+    how: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, timeout=300, **how)
     assert done.returncode == 2
     assert "global_batch_sise" in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,34 +19,21 @@ SHORT = (
 )
 
 
-@pytest.fixture(scope="module")
-def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``checkpoint_of("zero3")``: that of a template, trained for two batches; once a module."""
-    known: dict[str, Path] = {}
-
-    def checkpoint(name: str) -> Path:
-        if name not in known:
-            run_dir = tmp_path_factory.mktemp(name) / "run"
-            overrides = [*SHORT, f"resources.slots_per_trial={1 if name == 'zero0' else 2}"]
-            options = [option for value in overrides for option in ("--set", value)]
-            done = det_ds("run", f"experiments/gpt2/{name}.yaml", ".", *options, "--run-dir", run_dir)
-            assert done.returncode == 0, done.stderr
-            (known[name],) = (run_dir / "checkpoints").iterdir()
-        return known[name]
-
-    return checkpoint
-
-
 @pytest.mark.parametrize("name", ["zero0", "zero3", "pipeline"])
-def test_it_validates_as_it_did_in_training(name: str, checkpoint_of: Callable[[str], Path]) -> None:
+def test_it_validates_as_it_did_in_training(name: str, tmp_path: Path) -> None:
+    """A template, trained for two batches."""
     from model_defs.common.text import load_text, next_token_loss
 
-    checkpoint = checkpoint_of(name)
+    overrides = [*SHORT, f"resources.slots_per_trial={1 if name == 'zero0' else 2}"]
+    options = [option for value in overrides for option in ("--set", value)]
+    done = det_ds("run", f"experiments/gpt2/{name}.yaml", ".", *options, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    [checkpoint] = (tmp_path / "run/checkpoints").iterdir()
     model = load_model_from_checkpoint_path(checkpoint, context_dir=ROOT)
     assert not model.training
     samples = load_text({"max_validation_sequences": 64}, 32).validation
     tokens, targets = (torch.stack(part) for part in zip(*(samples[i] for i in range(64)), strict=True))
     with torch.no_grad():
         loss = float(next_token_loss(model(tokens), targets))
-    *_, (_, validated) = records(checkpoint.parents[1], "validation")
+    *_, (_, validated) = records(tmp_path / "run", "validation")
     assert loss == pytest.approx(validated["validation_loss"], rel=1e-5)
