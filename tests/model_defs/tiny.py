@@ -81,6 +81,7 @@ def train(
     model: str = "causal_lm",
     period: int | None = None,
     then: Callable[[Any], Any] | None = None,
+    fork: str | None = None,
 ) -> Any:
     """Train in this rank, with a validation and a checkpoint at each ``period``; what ``then`` asks of the trial."""
     from determined.pytorch import Batch
@@ -99,6 +100,7 @@ def train(
             checkpoint_period=Batch(period or batches),
             checkpoint_policy="none",
             latest_checkpoint=checkpoints(run_dir)[0].name if resume else None,
+            fork=fork,
         )
         return then(trial) if then else None
 
