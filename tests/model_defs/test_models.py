@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -19,7 +18,6 @@ from model_defs.common.parameters import decay_groups
 from model_defs.dcgan import model as dcgan
 from model_defs.dcgan.trial import FrechetDistance, sums_of
 from model_defs.drivable_vit import model as drivable_vit
-from model_defs.drivable_vit.data import TRAIN, VALIDATION, DrawnScenes
 from model_defs.gpt2 import model as gpt2
 from model_defs.vit import model as vit
 from tests.model_defs import tiny
@@ -87,52 +85,6 @@ def test_matrices_decay_and_biases_norms_and_positions_of_images_do_not(
     }
     assert {id(each) for each in kept["params"]} == spared
     assert {id(each) for each in decayed["params"]} == {id(each) for each in model.parameters()} - spared
-
-
-@torch.no_grad()
-def touched(model: nn.Module, moment: int, view: int) -> list[list[int]]:
-    """Which (moment, view) answers otherwise when the corner of one image is another."""
-    before = torch.randn(1, 2, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    after = before.clone()
-    after[0, moment, view, :, :2, :2] += 1
-    # The far corner: what the decoder's own convolutions do not reach.
-    found = (model(after) - model(before))[0, :, :, 8:, 8:].abs().amax((-1, -2)) > 1e-6
-    return found.int().tolist()
-
-
-@pytest.mark.parametrize(
-    ("views", "moments", "of_the_first", "of_the_last"),
-    [
-        (1, 0, [[1, 1, 1], [0, 0, 0]], [[0, 0, 0], [1, 1, 1]]),
-        (0, 1, [[0, 1, 0], [0, 1, 0]], [[0, 0, 0], [0, 1, 0]]),
-    ],
-)
-def test_a_view_sees_the_others_and_a_moment_those_before_it(
-    views: int, moments: int, of_the_first: list[list[int]], of_the_last: list[list[int]]
-) -> None:
-    """Which views of which moments a change of one view is seen by."""
-    layers = {"cross_view_layers": views, "temporal_layers": moments}
-    model = drivable_vit.DrivableViT(drivable_vit.model_config({**DRIVABLE, **layers}))
-    # At the start, what attention adds is too small to see.
-    for parameter in model.parameters():
-        if parameter.ndim >= 2:
-            parameter.data.mul_(10)
-    assert touched(model, moment=0, view=1) == of_the_first
-    assert touched(model, moment=1, view=1) == of_the_last
-
-
-def test_a_scene_is_decided_by_seed_split_and_index() -> None:
-    def drawn(seed: int = 0, split: int = TRAIN) -> DrawnScenes:
-        return DrawnScenes(4, (seed, split), img_size=16, num_views=2, num_moments=2)
-
-    pixels, masks = drawn()[1]
-    torch.rand(3), np.random.rand(3)
-    assert all(torch.equal(a, b) for a, b in zip((pixels, masks), drawn()[1], strict=True))
-    assert (pixels.shape, masks.shape) == ((2, 2, 3, 16, 16), (2, 2, 16, 16))
-    assert -1 <= pixels.min() < pixels.max() <= 1
-    assert set(masks.unique().tolist()) == {0, 1}
-    for other in (drawn()[2], drawn(0, VALIDATION)[1], drawn(1)[1]):
-        assert not torch.equal(pixels, other[0])
 
 
 def test_the_frechet_distance_is_that_of_two_normal_distributions() -> None:

@@ -11,7 +11,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from model_defs.bert import model as bert
 from model_defs.causal_lm.config import check_fit, check_sliced, read_config
 from model_defs.causal_lm.model import check_masks
 from model_defs.common.classifier import build_classifier, classifier_config
@@ -31,13 +30,6 @@ def built_vit(source: Path | None, classes: list[str] = CLASSES, seed: int = 3) 
     return build_classifier(kind, options, config, head=vit.HEAD, seed=seed)
 
 
-def built_bert(source: Path, **more: Any) -> Any:
-    options = bert.Options(pretrained=str(source), **more)
-    config = bert.bert_config(options, CLASSES, vocab_size=300)
-    kind = transformers.BertForSequenceClassification
-    return build_classifier(kind, options, config, head=bert.HEAD, seed=3)
-
-
 def loaded_gpt2(source: Path) -> Any:
     """Into the whole model, and into its layers."""
     config = gpt2.gpt2_config(gpt2.Options(sequence_length=16), num_tokens=61)
@@ -49,13 +41,10 @@ def loaded_gpt2(source: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints: a ViT of other classes, a BERT that is a language model, a GPT-2 in shards."""
+    """Checkpoints: a ViT of other classes, a GPT-2 in shards."""
     torch.manual_seed(5)
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("vit", "bert", "gpt2")}
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("vit", "gpt2")}
     built_vit(None, ["one", "two"], seed=8).save_pretrained(folders["vit"])
-    config = bert.bert_config(bert.Options(dropout=0.0), CLASSES, vocab_size=300)
-    body = transformers.BertForMaskedLM(transformers.BertConfig(**config.to_diff_dict()))
-    body.save_pretrained(folders["bert"])
     of_gpt2 = gpt2.gpt2_config(gpt2.Options(sequence_length=16), num_tokens=61)
     transformers.GPT2LMHeadModel(of_gpt2).save_pretrained(folders["gpt2"], max_shard_size="500KB")
     return folders
@@ -72,9 +61,6 @@ def test_a_checkpoint_of_another_task_keeps_its_body_and_gets_a_new_head(
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         is_head = name.startswith("classifier.")
         assert tensor.shape[0] == 3 if is_head else torch.equal(tensor, trained[name]), name
-    body = transformers.BertForMaskedLM.from_pretrained(saved["bert"]).bert.state_dict()
-    found = built_bert(saved["bert"]).bert.state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in body.items())
 
 
 def test_gpt2_in_shards_and_by_its_first_names(saved: dict[str, Path], tmp_path: Path) -> None:

@@ -125,27 +125,6 @@ def test_no_text_is_on_both_sides_of_a_validation(tmp_path: Path) -> None:
     assert not texts[0] & texts[1]
 
 
-def labelled(path: Path, *labels: Any) -> str:
-    return write_rows(path, *({"text": f"text {i}", "label": label} for i, label in enumerate(labels)))
-
-
-@pytest.mark.parametrize(
-    ("labels", "classes", "numbers"),
-    [((0, 2, 0), ["0", "1", "2"], [0, 2, 0]), (("b", "a", "b"), ["a", "b"], [1, 0, 1])],
-)
-def test_labels_by_name_or_number_and_those_that_do_not_do(
-    labels: tuple[Any, ...], classes: list[str], numbers: list[int], tmp_path: Path
-) -> None:
-    paths = [labelled(tmp_path / name, *labels) for name in ("a.jsonl", "b.jsonl")]
-    config = {"path": paths[0], "validation_path": paths[1], "vocab_size": 300}
-    data = bert.load_texts(config, 8)
-    assert data.classes == classes
-    assert [side.tensors[2].tolist() for side in (data.train, data.validation)] == [numbers] * 2
-    other = labelled(tmp_path / "c.jsonl", labels[0], type(labels[0])(9))
-    found = refusal(lambda: bert.load_texts({**config, "validation_path": other}, 8))
-    assert (found.key, found.message[:9]) == ("data.validation_path", "c.jsonl:2")
-
-
 def test_images_of_train_and_val_or_split_by_names(tmp_path: Path) -> None:
     def touch(root: Path, *names: str) -> str:
         for name in names:
