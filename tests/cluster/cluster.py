@@ -94,23 +94,22 @@ class Cluster:
         return self._created[-1]
 
     @contextmanager
-    def reached(self, batch: int, *numbers: int) -> Iterator[None]:
-        """Activate experiments that are paused, each of one trial, and wait until these have reported a batch.
+    def reached(self, batch: int, number: int) -> Iterator[None]:
+        """Activate an experiment that is paused, and wait until its trial has reported a batch.
 
-        Within the block they are still training: ours holds them, a real one needs a training that is long enough.
+        Within the block it is still training: ours holds it, a real one needs a training that is long enough.
         """
-        for number in numbers:
-            if self.state(number) == "PAUSED":
-                self.activate(number)
+        if self.state(number) == "PAUSED":
+            self.activate(number)
 
-        def has_reported(number: int) -> bool:
+        def has_reported() -> bool:
             trial = self.trial(number)
             is_closed = trial.state.name in ENDED
             has = any(steps >= batch for steps, _ in self.reports(trial, "training"))
             assert has or not is_closed, f"it ended first:\n{self.log(trial)[-6000:]}"
             return has
 
-        self.poll(lambda: all(map(has_reported, numbers)))
+        self.poll(has_reported)
         yield
 
     def activate(self, number: int) -> None:
@@ -239,18 +238,16 @@ class FakeCluster(Cluster):
         assert not self.master.server.errors, self.master.server.errors
 
     @contextmanager
-    def reached(self, batch: int, *numbers: int) -> Iterator[None]:
-        trials = [self.kept(self.trial(number)) for number in numbers]
-        for trial in trials:
-            trial.gate = batch
+    def reached(self, batch: int, number: int) -> Iterator[None]:
+        trial = self.kept(self.trial(number))
+        trial.gate = batch
         try:
-            with super().reached(batch, *numbers):
+            with super().reached(batch, number):
                 yield
             time.sleep(SIGNALLED_S)  # the trial's own poll hears of a pause before it goes on
         finally:
             with self.master.lock():
-                for trial in trials:
-                    trial.gate = None
+                trial.gate = None
 
     def slots(self, kind: str = "") -> list[str]:
         return ["agent-1"] * 2

@@ -9,15 +9,15 @@ import tempfile
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def chromium(address: str, *words: str, width: int = 1400, height: int = 3000) -> tuple[str, list[str]]:
+def chromium(address: str) -> tuple[str, list[str]]:
     """The page after two seconds of its time, and what the browser has complained of."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
             [
                 *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"),
-                *(f"--window-size={width},{height}", "--virtual-time-budget=2000", "--enable-logging=stderr"),
-                *(*words, "--dump-dom", address),
+                *("--window-size=1400,5000", "--virtual-time-budget=2000", "--enable-logging=stderr"),
+                *("--dump-dom", address),
             ],
             capture_output=True,
             text=True,

@@ -23,13 +23,9 @@ def determined_context(
     checkpoint_storage: str | None = None,
     **ports: int,
 ) -> det_ds.DeepSpeedTrialContext:
-    """Determined's own context, on CPU; its ranks talk over the sockets of its own DistributedContext.
+    """Determined's own context, on CPU, of the ranks of ``ours``; they talk over sockets of its own.
 
-    Args:
-        ours: A context of the same ranks.
-        hparams: As the experiment has them.
-        checkpoint_storage: Folder; one beside the TensorBoard files if None.
-        ports: ``pub_port`` and ``pull_port``, the same for every run on a machine unless they are stated.
+    ``ports`` are ``pub_port`` and ``pull_port``, the same for every run on a machine unless they are stated.
     """
     logging.getLogger("determined").setLevel(logging.ERROR)
     distributed = core.DistributedContext(

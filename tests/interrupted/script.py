@@ -1,6 +1,6 @@
 """A plain script with a session, killed by tests: what it has at its end, and what it draws, must not depend on that.
 
-Run as ``python3 script.py FORM``; the environment says where to die.
+The entrypoint is ``python3 script.py FORM``; the environment says where to die.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -17,25 +16,9 @@ import torch
 
 import determined_ds
 
-FORM = sys.argv[1] if len(sys.argv) > 1 else "range"
+FORM = sys.argv[1]
 EPOCHS = 3
 SAMPLES = 44  # 5 steps of 8, and a rest that is dropped
-DS = {
-    "gradient_accumulation_steps": 2,
-    "zero_optimization": {"stage": 1},
-    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
-    "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 10}},
-}
-CONFIG = {
-    "name": "victim",
-    "hyperparameters": {
-        "global_batch_size": 8,
-        "deepspeed_config": {"type": "const", "val": DS},
-        "fit": {"checkpoint_period": {"batches": 3}, "reporting_period": {"batches": 4}},
-    },
-    "searcher": {"name": "single", "metric": "validation_loss"},
-    "reproducibility": {"experiment_seed": 7},
-}
 
 
 class Data(torch.utils.data.Dataset[Any]):
@@ -166,6 +149,5 @@ def main(s: Any) -> None:
 
 
 if __name__ == "__main__":
-    run_dir = Path(os.environ["VICTIM_DIR"]) if "VICTIM_DIR" in os.environ else None
-    with determined_ds.session(CONFIG, run_dir=run_dir, resume=True) as s:
+    with determined_ds.session() as s:
         main(s)

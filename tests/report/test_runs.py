@@ -136,6 +136,6 @@ def test_curves_are_drawn_whatever_is_in_them(tmp_path: Path) -> None:
         recorded(tmp_path / "<b>two", course(30), launches=()),
         recorded(tmp_path / "none"),
     )
-    dom, complaints = chromium(page.as_uri(), height=5000)
+    dom, complaints = chromium(page.as_uri())
     assert complaints == []
     assert "<canvas" in dom
