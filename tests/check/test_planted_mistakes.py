@@ -48,7 +48,6 @@ TRAINING = "training: {epochs: 3}\n"
 EPOCHS = ((CONST, TRAINING, ""), (CONST, LENGTH, "max_length: {epochs: 3}"))
 CLIPPING, PIPELINE_OF_1 = '"gradient_clipping"', '"pipeline": {"stages": 1},'
 UNSTAGED = ((ZERO1, PIPELINE_OF_1, ""), (CONST, REPLICAS, NOT_PIPED))
-STAGE, OFFLOAD = '"stage": 1', ',\n    "offload_param": {"device": "cpu"}'
 
 PLANTED = {
     # Keys
@@ -61,9 +60,6 @@ PLANTED = {
     # Values
     "a length without its unit": Mistake(CONST, LENGTH, "max_length: 200", fix="{batches: N}"),
     # The batch and the ranks
-    "a batch that the replicas do not divide": Mistake(
-        CONST, TOTAL, "global_batch_size: 33", "global_batch_size: 34"
-    ),
     "stages that do not divide the slots": Mistake(
         PIPELINE, STAGES, "pipe_parallel_size: 3\n", at=SLOTS, chosen="2"
     ),
@@ -89,10 +85,6 @@ PLANTED = {
         CONST, "max_restarts: 2\n", TRAINING, edits=EPOCHS, fix="periods below hyperparameters.fit"
     ),
     "stages in the JSON": Mistake(ZERO1, CLIPPING, f"{PIPELINE_OF_1}\n  {CLIPPING}", edits=UNSTAGED),
-    # The DeepSpeed JSON
-    "parameters offloaded that are not split": Mistake(
-        ZERO1, STAGE, STAGE + OFFLOAD, f'"stage": 3{OFFLOAD}', at="offload_param"
-    ),
 }
 
 

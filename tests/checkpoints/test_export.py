@@ -15,7 +15,6 @@ import torch
 from tests.checkpoints.command import checkpoint, succeeded
 from tests.checkpoints.making import made
 from tests.interrupted.compared import differences
-from tests.package import reseal
 
 VALUES = np.random.default_rng(1).standard_normal((7, 5)).astype("<f4")
 HALF = VALUES.astype("<f2")
@@ -64,22 +63,6 @@ def test_it_holds_the_values_in_the_type_that_is_asked_for(
         "empty": torch.zeros(0, 4, dtype=dtype),
     }
     assert differences(found, expected) == []
-
-
-def test_columns_that_ranks_share_are_put_in_order(tmp_path: Path) -> None:
-    """As tensor-parallel ranks write a matrix: each has some columns of every row."""
-    path = made(tmp_path / "uuid", {"cut": {"weight": ("F32", VALUES)}})
-    index = json.loads((path / "model0/index.json").read_text())
-    pieces, content = [], b""
-    for start, stop in ((0, 2), (2, 5)):
-        columns = VALUES[:, start:stop]
-        pieces.append(["rank0.bin", len(content), start, columns.size, stop - start, 5])
-        content += columns.tobytes()
-    index["tensors"]["cut"]["states"]["weight"]["pieces"] = pieces
-    (path / "model0/index.json").write_text(json.dumps(index))
-    (path / "model0/rank0.bin").write_bytes(content)
-    reseal(path)
-    assert torch.equal(weights_in(exported(path, "safetensors"))["cut"], torch.from_numpy(VALUES))
 
 
 def test_without_out_it_lies_in_the_run_and_not_in_the_context_directory(path: Path, tmp_path: Path) -> None:

@@ -158,15 +158,3 @@ def test_a_rule_is_broken_and_kept_by_the_neighbour_which_deepspeed_reads(rule: 
     resolved = decide(**neighbour)
     assert (rule.code, rule.key) not in [(each.code, each.key) for each in resolved.warnings]
     read_by_deepspeed(resolved.ds_config, resolved.topology.data_parallel_world_size)
-
-
-def test_the_optimizers_of_zero_are_deepspeeds_own() -> None:
-    import torch
-    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
-
-    for name, kind in vars(torch.optim).items():
-        # DeepSpeed's Muon is its own.
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name != "Muon":
-            problems, _ = told(**of({**zero(1), **optimizer(name, lr=0.1)}))
-            refused = "zero-untested-optimizer" in {problem.code for problem in problems}
-            assert refused == (kind not in ZERO_SUPPORTED_OPTIMIZERS), name

@@ -111,23 +111,6 @@ def test_a_broken_text_is_refused_with_its_place() -> None:
         assert fix in problem.fix
 
 
-@pytest.mark.parametrize("load", [load_experiment, load_deepspeed_config])
-def test_what_is_no_file_of_a_configuration_is_refused(load: Any, tmp_path: Path) -> None:
-    (tmp_path / "below" / "it").mkdir(parents=True)
-    for name, content in {"below/it/const.yaml": b"", "latin": b"\na: \xe9"}.items():
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    for name, said in {
-        "cnst.yaml": "no such file",
-        "below/it/const.yaml": "is empty",
-        "latin": "UTF-8",
-        **dict.fromkeys((".", "a\0b", "a" * 5000, "latin/below-a-file", "loop"), "cannot be read"),
-    }.items():
-        problem = refusal(lambda name=name: load(tmp_path / name))
-        assert said in problem.message
-        assert problem.fix
-
-
 SNIPPETS = [
     b"9" * 80,
     *b"<<: |&a |*a|1e999|!!int |- |? |...\n|---\n|NaN|//|\0|\t|{|}|:|'|>|%|,|~|\"".split(b"|"),

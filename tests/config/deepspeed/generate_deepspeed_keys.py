@@ -2,11 +2,8 @@
 
     python tests/config/deepspeed/generate_deepspeed_keys.py [PATH]
 
-Run it after changing the DeepSpeed version: `test_json.py` fails until the file is current.
-
 The file is a JSON Schema of draft 7 with four keywords more: `ignoreCase` (`enum` folds case), `deprecated` (what
 to use instead), `removed` (DeepSpeed raises with this message) and `model` (the pydantic class behind an object).
-
 DeepSpeedConfig is run on dicts that record what is asked of them, and with which default. What a run cannot show
 stands in the tables; a key without a type, and an override that matches no key, are errors.
 """
