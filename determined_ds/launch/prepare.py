@@ -70,7 +70,12 @@ def prepare_run(
         states_size = any(each.startswith("hyperparameters.micro_batch_size=") for each in options.overrides)
         if options.resume == LAST and options.run_dir is not None and not states_size:
             too_large = read_faults(RunDir(options.run_dir).recoveries).too_large
-            experiment = found.of(lambda: shrunk(experiment, too_large, where)) or experiment
+            smaller = found.of(lambda: shrunk(experiment, too_large, where))
+            if smaller is not None and smaller is not experiment:
+                experiment, path = smaller, ("micro_batch_size",)
+                message = f"micro-batches of {too_large} have not fitted the memory in an earlier start of this run"
+                fix = "none is needed; to take another size: --set hyperparameters.micro_batch_size=N"
+                found.warn([experiment.hyperparameters.problem(path, message, fix, "recovery")])
         resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where))
         variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or {}
         found.of(lambda: hang_timeout_s({**os.environ, **variables}))
