@@ -30,7 +30,7 @@ from determined.common.api import bindings, errors
 from determined.common.experimental.trial import Trial
 
 from determined_ds.checkpoints.files import finite
-from determined_ds.rundir.records import RECOVERY, Faults, loaded_faults
+from determined_ds.rundir.records import RECOVERY, Faults, faults_in
 
 logger = logging.getLogger("determined_ds")
 
@@ -171,20 +171,19 @@ def faults_on_master(context: Any) -> Faults:
         return Faults()
     trial = context.info.trial
     reports = Trial(trial_id=trial.trial_id, session=context._session).iter_metrics(RECOVERY)
-    found = [text for each in reports if (text := (each.metrics or {}).get("faults"))]
-    return loaded_faults(found[-1]) if found else Faults()
+    return faults_in(each.metrics or {} for each in reports)
 
 
-def record_on_master(context: Any, faults: Faults, **metrics: float) -> None:
+def record_on_master(context: Any, faults: Faults, batch: int, **metrics: float) -> None:
     """Report all faults of a trial, with some numbers for the web UI; any rank may.
 
-    They are metrics of batch 0: at a restart the master archives those of later batches than the new process reports,
-    and of this group those of the process before, so that each report has all faults.
+    The master archives what earlier processes have reported of batches after this one, and in this group of it too. So
+    it has to be one that the next start does not go back behind, and each report has all faults.
     """
     trial = context.info.trial
-    values = bindings.v1Metrics(avgMetrics={**metrics, "faults": faults.dumped()})
+    values = bindings.v1Metrics(avgMetrics={**metrics, f"faults_{len(faults.all)}": faults.dumped()})
     report = bindings.v1TrialMetrics(
-        metrics=values, trialId=trial.trial_id, trialRunId=trial._trial_run_id, stepsCompleted=0
+        metrics=values, trialId=trial.trial_id, trialRunId=trial._trial_run_id, stepsCompleted=batch
     )
     body = bindings.v1ReportTrialMetricsRequest(metrics=report, group=RECOVERY)
     session = context._session.with_retry(util.get_max_retries_config())

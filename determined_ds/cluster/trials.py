@@ -15,7 +15,16 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.secrets import masked
 from determined_ds.rundir import records as r
 from determined_ds.rundir.metrics_file import NOT_FINITE, Record
-from determined_ds.rundir.records import RESTART, RESUME, START, Launch, RecordedRun, RunResult, loaded_faults
+from determined_ds.rundir.records import (
+    RESTART,
+    RESUME,
+    START,
+    Fault,
+    Launch,
+    RecordedRun,
+    RunResult,
+    faults_in,
+)
 
 if TYPE_CHECKING:
     from determined.experimental import Determined
@@ -110,11 +119,9 @@ def _recorded(trial: Any) -> RecordedRun:
             records.append({"group": group, "steps_completed": steps, "metrics": metrics, "time": time})
     records.sort(key=lambda record: (record["steps_completed"], record["group"]))
 
-    faults = [
-        text for each in records if each["group"] == r.RECOVERY and (text := each["metrics"].get("faults"))
-    ]
-
-    kept = [each for each in trial.list_checkpoints() if each.state == CheckpointState.COMPLETED]
+    faults = faults_in(each["metrics"] for each in records if each["group"] == r.RECOVERY).all
+    saved = [each for each in trial.list_checkpoints() if each.report_time]
+    kept = [each for each in saved if each.state == CheckpointState.COMPLETED]
     found_at = {each.uuid: int(as_number((each.metadata or {}).get("steps_completed")) or 0) for each in kept}
     newest_first = sorted(found_at.items(), key=lambda item: item[1], reverse=True)
     checkpoints = tuple(Checkpoint(uuid=own, steps_completed=at, path=Path(own)) for own, at in newest_first)
@@ -135,9 +142,9 @@ def _recorded(trial: Any) -> RecordedRun:
         path=Path(f"trial-{trial.id}"),
         config=config,
         ds_config={},
-        launches=_launches(trial, found, config, records),
+        launches=_launches(trial, found, config, records, saved, faults),
         records=tuple(records),
-        faults=loaded_faults(faults[-1]).all if faults else (),
+        faults=faults,
         checkpoints=checkpoints,
         result=result,
         is_running=result is None,
@@ -145,17 +152,24 @@ def _recorded(trial: Any) -> RecordedRun:
 
 
 def _launches(
-    trial: Any, found: Any, config: dict[str, Any], records: Sequence[Record]
+    trial: Any,
+    found: Any,
+    config: dict[str, Any],
+    records: Sequence[Record],
+    saved: Sequence[Any],
+    faults: Sequence[Fault],
 ) -> tuple[Launch, ...]:
     """A launch for each of its allocations. Which of them are restarts a master says only where all are, or none."""
     from determined.common import util
     from determined.common.api import bindings
 
     tasks = [bindings.get_GetTask(trial._session, taskId=each).task for each in found.taskIds or ()]
-    # As of 0.38.1 these times are of UTC, and do not say so.
+
+    def seconds(time: str) -> float:  # as of 0.38.1 these times are of UTC, and do not say so
+        return util.parse_protobuf_timestamp(f"{time.removesuffix('Z')}Z").timestamp()
+
     starts = [start for task in tasks for each in task.allocations if (start := each.startTime)]
-    times = [f"{start.removesuffix('Z')}Z" for start in starts or [found.startTime]]
-    first, *others = sorted(util.parse_protobuf_timestamp(time).timestamp() for time in times)
+    first, *others = sorted(map(seconds, starts or [found.startTime]))
     hyperparameters = masked({"hyperparameters": dict(found.hparams or {})})["hyperparameters"]
     entrypoint, batch = config.get("entrypoint") or "", hyperparameters.get("global_batch_size")
     entrypoint = entrypoint if isinstance(entrypoint, list) else [entrypoint]
@@ -172,7 +186,14 @@ def _launches(
     )
     again = {0: RESUME, len(others): RESTART}.get(found.restarts, f"{RESTART} or {RESUME}")
     launches = [launch]
+    written = [
+        (seconds(each.report_time), each.uuid, (each.metadata or {})["steps_completed"]) for each in saved
+    ]
     for time in others:
-        steps = max((record["steps_completed"] for record in records if record["time"] < time), default=0)
-        launches.append(replace(launch, time=time, kind=again, steps_completed=steps, trained_before=steps))
+        fault = next((each for each in reversed(faults) if launches[-1].time <= each.time < time), None)
+        back_to = fault.back_to if fault is not None and fault.skip else None
+        at = [steps for when, own, steps in sorted(written) if when < time and back_to in (None, own)]
+        before = [record["steps_completed"] for record in records if record["time"] < time]
+        steps, trained = at[-1] if at else 0, max([*before, fault.batch if fault else 0])
+        launches.append(replace(launch, time=time, kind=again, steps_completed=steps, trained_before=trained))
     return tuple(launches)

@@ -73,7 +73,9 @@ def prepare_run(
             smaller = found.of(lambda: shrunk(experiment, too_large, where))
             if smaller is not None and smaller is not experiment:
                 experiment, path = smaller, ("micro_batch_size",)
-                message = f"micro-batches of {too_large} have not fitted the memory in an earlier start of this run"
+                message = (
+                    f"micro-batches of {too_large} have not fitted the memory in an earlier start of this run"
+                )
                 fix = "none is needed; to take another size: --set hyperparameters.micro_batch_size=N"
                 found.warn([experiment.hyperparameters.problem(path, message, fix, "recovery")])
         resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, where))

@@ -16,7 +16,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -229,9 +229,11 @@ def read_faults(path: Path) -> Faults:
     return Faults(tuple(_read(Fault, path)))
 
 
-def loaded_faults(text: str) -> Faults:
-    """Those of :meth:`Faults.dumped`."""
-    return Faults(tuple(_adapter(list[Fault]).validate_json(text)))
+def faults_in(reports: Iterable[Mapping[str, Any]]) -> Faults:
+    """The most of :meth:`Faults.dumped` that the metrics of a master hold, as ``faults_1`` and so on."""
+    texts = [text for report in reports for name, text in report.items() if name.startswith("faults_")]
+    found = (Faults(tuple(_adapter(list[Fault]).validate_json(text))) for text in texts)
+    return max(found, key=lambda each: len(each.all), default=Faults())
 
 
 def record_fault(path: Path, fault: Fault) -> None:

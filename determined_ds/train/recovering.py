@@ -16,16 +16,22 @@ from determined_ds.train.loop.spikes import Spike
 from determined_ds.train.rank import cluster_info
 
 
-def _record(context: Any, fault: Fault) -> None:
-    if cluster_info() is None:
+def record(training: Any, fault: Fault | None = None, next_batch: int | None = None) -> None:
+    """Record a fault, after which the next start goes on from a batch; without one, say the others again."""
+    context = training.context
+    if fault is not None and cluster_info() is None:
         record_fault(context._run_dir.recoveries, fault)
         return
     from determined_ds.cluster.core_context import record_on_master
 
+    if fault is None:
+        record_on_master(context._core, context.faults, training.began_at)
+        return
     faults = Faults((*context.faults.all, fault))
-    numbers = {"recoveries": len(faults.all), "batch": fault.batch, "spikes": faults.spikes}
+    numbers = {"recoveries": len(faults.all), "fault_at_batch": fault.batch, "spikes": faults.spikes}
     numbers |= {"too_large_micro_batch": faults.too_large} if faults.too_large else {}
-    record_on_master(context._core, faults, **numbers)
+    batch = training.began_at if next_batch is None else min(next_batch, training.began_at)
+    record_on_master(context._core, faults, batch, **numbers)
 
 
 # ------------------------------------------------------------------------------------------- out of memory
@@ -51,7 +57,7 @@ def after_out_of_memory(training: Any, reason: str) -> tuple[bool, str]:
     fault = Fault(
         cause=OUT_OF_MEMORY, reason=shortened(reason), batch=state.batches_trained, micro_batch_size=size
     )
-    _record(context, fault)
+    record(training, fault)
     words = (
         f"micro-batches of {size} do not fit: the next start takes at most {size // 2}, and accumulates more,"
     )
@@ -120,11 +126,11 @@ def take_back(training: Any, spike: Spike) -> NoReturn:
     kept = training.state.kept
 
     def recorded() -> str:
-        back_to, where = "", "the start"
+        back_to, where, steps = "", "the start", 0
         for uuid in reversed(kept):
-            steps = context._core.checkpoint.get_metadata(uuid).get("steps_completed", limit + 1)
-            if steps <= limit:
-                back_to, where = uuid, f"checkpoint {uuid} of batch {steps}"
+            at = context._core.checkpoint.get_metadata(uuid).get("steps_completed", limit + 1)
+            if at <= limit:
+                back_to, where, steps = uuid, f"checkpoint {uuid} of batch {at}", at
                 break
         fault = Fault(
             cause=SPIKE,
@@ -134,7 +140,7 @@ def take_back(training: Any, spike: Spike) -> NoReturn:
             back_to=back_to,
             newest=kept[-1] if kept else "",
         )
-        _record(context, fault)
+        record(training, fault, steps)
         return where
 
     where = as_chief(context.distributed, recorded)

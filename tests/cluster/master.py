@@ -254,8 +254,10 @@ class Master:
             raise Refused(400, f"invalid run id, {new.run_id} (reported) != {trial.run_id} (expected)")
         if trial.state in TERMINAL:
             raise Refused(400, f"trial {trial.id} has ended")
+        named = ("training", "validation")  # groups with a table of their own; all others share one
         for old in trial.reports:
-            overtaken = old.steps >= new.steps if old.group == new.group else old.steps > new.steps
+            same = old.group == new.group or not {old.group, new.group} & {*named}
+            overtaken = old.steps >= new.steps if same else old.steps > new.steps
             old.archived |= old.run_id < new.run_id and overtaken
         for old in trial.of_group(new.group):
             if old.steps == new.steps:  # a key that is there already is refused, be its value the same or not

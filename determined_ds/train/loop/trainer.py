@@ -215,6 +215,7 @@ class Trainer:
         # Whatever happens once it is entered, callbacks and display are ended.
         self.closing = contextlib.ExitStack()
         self.closing.callback(self.reporter.stop)
+        self.began_at = 0  # the batch that this process goes on from
         training_begins(self if self._keeps and not test_mode else None)
         self.closing.callback(self.checkpoints.abandon)
         return self
@@ -568,6 +569,11 @@ class Trainer:
         """Do all that comes before the first batch; a collective. Returns the micro-batches, None on ranks without."""
         context, mpu, data, note = self.context, self.context._mpu, self.data, self.reporter.note
         fit, seed, done = self.fit_options, context.get_trial_seed(), self.state.batches_trained
+        self.began_at = done
+        if self.is_chief and context.faults.all and cluster_info() is not None:
+            from determined_ds.train.recovering import record
+
+            record(self)
         stated = skipped_ranges([*map(list, (*skipped_ranges(fit.skip_batches or ()), *context.faults.skip))])
         self.skips = Skips(stated, self.state.skipped, done)
         if mpu.should_build_data_loader:
