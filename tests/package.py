@@ -584,3 +584,12 @@ def prepared_by_run(words: Sequence[str], accelerator: Accelerator) -> Any:
         mock.patch.object(prepare.LocalRun, "launch", return_value=0),
     ):
         return CliRunner().invoke(main, ["run", *words])
+
+
+def moved(batch: Any, device: str) -> Any:
+    """A batch as it is moved to a device."""
+    import torch
+
+    from determined_ds.train.data import loaders
+
+    return loaders.moved(batch, torch.device(device))

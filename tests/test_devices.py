@@ -48,30 +48,3 @@ def test_ranks_divide_the_cores_of_their_machine_unless_somebody_says_how_many_t
     monkeypatch.setattr(devices, "num_cores", lambda: 16)
     gpus = Accelerator(name="cuda", num_devices=8, bf16=True, fp16=True)
     assert environment_of_ranks(8, gpus, tmp_path, experiment)["OMP_NUM_THREADS"] == threads
-
-
-@pytest.mark.parametrize(
-    ("said", "visible", "found"),
-    [
-        ("9.0\n9.0", None, Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)),
-        ("7.5", None, Accelerator(name="cuda", num_devices=1, bf16=False, fp16=True)),
-        ("8.0\n7.5", None, None),
-        ("NVIDIA-SMI has failed", None, None),
-        ("9.0", "0", None),
-    ],
-)
-def test_gpus_are_found_without_torch_or_left_to_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, visible: str | None, found: Accelerator | None
-) -> None:
-    """Torch is asked where they differ, and where CUDA does not show all of them."""
-    node, program = tmp_path / "nvidiactl", tmp_path / "nvidia-smi"
-    node.touch()
-    program.write_text(f"#!/bin/sh\necho '{said}'\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(devices, "GPU_NODES", (str(node),))
-    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert devices.detect_without_torch() == found

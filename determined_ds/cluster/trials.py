@@ -194,6 +194,7 @@ def _launches(
         back_to = fault.back_to if fault is not None and fault.skip else None
         at = [steps for when, own, steps in sorted(written) if when < time and back_to in (None, own)]
         before = [record["steps_completed"] for record in records if record["time"] < time]
-        steps, trained = at[-1] if at else 0, max([*before, fault.batch if fault else 0])
+        trained = max([*before, fault.batch if fault else 0])
+        steps = at[-1] if at else max(before, default=0) if back_to is None else 0
         launches.append(replace(launch, time=time, kind=again, steps_completed=steps, trained_before=trained))
     return tuple(launches)

@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 import transformers
-import yaml
 
 from determined_ds import load_model_from_checkpoint_path
 from tests.checkpoints import trained
 from tests.checkpoints.command import succeeded
 from tests.checkpoints.trained import LORA, hyperparameters
-from tests.harness.command import det_ds
 from tests.harness.ranks import ROOT, Ranks
-from tests.interrupted.experiments import hf_experiment
 from tests.model_defs import tiny
 from tests.package import checkpoints
 
@@ -96,16 +92,3 @@ def test_an_adapter_is_read_by_peft_and_merged_as_peft_does(
     found = transformers.AutoModelForCausalLM.from_pretrained(merged).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_a_checkpoint_of_transformers_trainer(tmp_path: Path) -> None:
-    """Its configuration lies in the checkpoint; under ZeRO 3 its weights lie there in parts alone."""
-    config: dict[str, Any] = hf_experiment(3)
-    config["hyperparameters"]["fit"]["max_length"] = {"batches": 3}
-    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(config))
-    done = det_ds("run", tmp_path / "experiment.yaml", ROOT, "--run-dir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    out = exported(tmp_path / "run", tmp_path / "out")
-    said = json.loads((out / "config.json").read_text())["architectures"]
-    model = getattr(transformers, said[0]).from_pretrained(out)
-    assert safetensors.torch.load_file(out / "model.safetensors").keys() <= model.state_dict().keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import signal
 from pathlib import Path
 
@@ -82,3 +83,13 @@ def test_interrupted_it_reports_and_never_selects_what_crashes_or_trains_otherwi
     stage = hyperparameters["deepspeed_config"]["val"]["zero_optimization"]["stage"]
     assert (stage, hyperparameters["global_batch_size"]) == (best.zero_stage, 8)
     assert stage in (1, 3)
+
+
+def test_the_first_line_comes_before_the_model_is_loaded(own_model: Path, tmp_path: Path) -> None:
+    """The trial's module waits as it is imported."""
+    with (own_model / "trial.py").open("a") as file:
+        file.write("\nimport signal\nsignal.pause()\n")
+    words = ["autotune", str(own_model / "experiment.yaml"), str(own_model), *OPTIONS]
+    with contextlib.closing(Started(*words, "--run-dir", str(tmp_path / "tuned"))) as process:
+        assert select.select([process.stdout], [], [], TIMEOUT_S)[0]
+        assert process.stdout.readline().startswith("tiny: autotune in ")

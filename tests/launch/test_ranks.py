@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.harness.command import Started, det_ds
+from tests.harness.command import ROOT, TIMEOUT_S, Started, det_ds
 from tests.package import checkpoints
 from tests.rundir.runs import until, words
 
@@ -20,7 +22,7 @@ LIMIT = "environment.environment_variables=[DETERMINED_DS_HANG_TIMEOUT=0.05]"  #
 
 
 # One whose rank 1 falls asleep in a batch, where rank 0 waits for it to add up gradients; one that leaves; one that
-# takes its time; and one that is stopped while it prepares its data.
+# takes its time; one that is killed; and one that is stopped while it prepares its data.
 SOURCE = """
 import signal, subprocess, sys, time
 
@@ -56,6 +58,10 @@ class Held(Plain):
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         print("holding", flush=True)
         fall_asleep()
+
+class Killed(Plain):
+    def loss(self, model, batch):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 class Early(Plain):
     def prepare(self):
@@ -101,6 +107,14 @@ def test_a_rank_that_leaves_without_a_word_has_not_completed(tmp_path: Path) -> 
     done = det_ds(*written(tmp_path, "Leaving", slots=1))
     assert done.returncode == 1, done.stdout
     assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "failed"
+
+
+def test_a_killed_rank_of_another_launcher_is_named_with_its_signal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m"]
+    command += ["determined_ds.cli", *written(tmp_path, "Killed", slots=1), "--accelerator", "cpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert "rank 0 was killed by SIGKILL; the system kills processes when memory runs out" in done.stderr
 
 
 # ------------------------------------------------------------------------------------------- processes

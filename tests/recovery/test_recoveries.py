@@ -132,17 +132,6 @@ def test_after_so_many_spikes_it_ends_with_what_it_saw(tmp_path: Path) -> None:
     assert "at batch 16: 0 spikes were taken back already (fit.on_spike.at_most)" in done.stderr
 
 
-@LONG
-def test_a_run_that_is_killed_while_it_goes_back_goes_back_all_the_same(tmp_path: Path) -> None:
-    """Killed in the batch before the spike comes again, it is restarted, and still leaves the batches out."""
-    poison, found, told = poison_of(16, faulty(), tmp_path), tmp_path / "found", tmp_path / "told"
-    done = run(faulty(on_spike=ON_SPIKE), found, poison=poison, kill=14)
-    assert done.returncode == 0, done.stderr
-    assert len(result(found)["recoveries"]) == 2
-    assert run(faulty(skip_batches=[15, 17], on_spike=ON_SPIKE), told, poison=poison).returncode == 0
-    assert differences(words(told), words(found)) == []
-
-
 @pytest.mark.parametrize(
     ("trial", "fit", "said"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import socket
 import threading
 import time
@@ -93,6 +94,22 @@ def test_the_panel_shows_a_run_that_starts_and_keeps_its_curve_at_a_late_report(
     assert "from 4" in panel
 
 
+def test_a_checkpoint_that_is_deleted_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recorded(tmp_path / "run", [training(40, loss=4.0)], config=CONFIG, checkpoints=[20, 40])
+    is_dir = Path.is_dir
+
+    def pruned(self: Path, **how: bool) -> bool:
+        found = is_dir(self, **how)
+        if self.name == "uuid-20":
+            shutil.rmtree(self, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", pruned)
+    assert "batch 40, uuid-40" in watch(path)
+
+
 @pytest.mark.parametrize(
     ("result", "told"),
     [
@@ -117,3 +134,11 @@ def test_a_run_that_has_ended_is_shown_once_with_commands_to_continue(
     said, here = watch(path), f"det-ds run {path}/experiment.yaml . --run-dir {path} --resume"
     for words in ("validation_loss 2.25 at batch 20, the best; 2.5 at batch 40", *told):
         assert words.format(resume=here) in said
+
+
+def test_a_strategy_that_the_code_decides_is_that_of_its_engine(tmp_path: Path) -> None:
+    """As of a script of transformers with a DeepSpeed configuration of its own."""
+    launches = [launch(strategy="", ds_config={}, global_batch_size=0)]
+    path = recorded(tmp_path / "run", [training(40, loss=2.0)], config=CONFIG, launches=launches)
+    (path / "deepspeed_config.json").write_text('{"zero_optimization": {"stage": 2}}')
+    assert "strategy    2 slots (CPU), ZeRO 2, fp32\n" in watch(path)

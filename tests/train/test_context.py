@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from tests.harness.ranks import Ranks
+from tests.package import moved
 
 HPARAMS: dict[str, Any] = {
     "global_batch_size": 16,
@@ -114,6 +115,15 @@ def test_a_batch_is_moved_as_determined_does(one_rank: Ranks, tmp_path: Path) ->
     assert (found["moved"], found["kept"]) == (True, (True, "Pair"))
     (events,) = (tmp_path / "tensorboard").rglob("*tfevents*")
     assert b"mine" in events.read_bytes()
+
+
+def test_a_packed_sequence_is_moved_and_its_batch_sizes_stay_on_the_host() -> None:
+    """On the device that holds no values: a GPU's rule, which torch checks on each."""
+    import torch
+
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(1), torch.ones(3)], enforce_sorted=False)
+    found = moved({"words": packed}, "meta")["words"]
+    assert (found.data.device.type, found.batch_sizes.device.type) == ("meta", "cpu")
 
 
 GOOD: dict[str, Any] = {"global_batch_size": 8, "deepspeed_config": {"zero_optimization": {"stage": 1}}}
