@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -436,6 +437,11 @@ class RankProcess:
             die_with_parent()
         stop_on_signal(lambda: not script or (_run is not None and _run.listens))
         outlive_readers()
+        show = threading.excepthook
+        # TensorBoard's thread meets a full disk too; the one that trains says it.
+        threading.excepthook = lambda error: (
+            None if error.exc_value and exhausted(error.exc_value, Path.cwd()) else show(error)
+        )
 
     def run(self, work: Callable[[], None]) -> int:
         """Do the work of this rank, and report why it ends where it fails. Returns the exit code.

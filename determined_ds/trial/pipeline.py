@@ -83,15 +83,20 @@ class PipelineTrial(ReconciledTrial):
             module: This rank's part of the model.
         """
 
+    @property
+    def chosen_partition(self) -> str:
+        """How layers are shared out: the hyperparameter ``partition_method``, or else the attribute."""
+        stated, method = self.resolved.strategy.partition_method, self.partition_method
+        if stated is None and (message := partition.method_problem(method)):
+            key, fix = f"{type(self).__name__}.partition_method", "use parameters or e.g. type:Block"
+            raise refused(key, message, fix, "partition-method", value=method)
+        return stated or method
+
     def build_model(self) -> PipelineModule:
         """Divide the layers over the pipeline stages, and load the weights of this rank's part, which is returned."""
         name, interval = type(self).__name__, self.activation_checkpoint_interval
         pipe, layout = self.resolved.strategy.pipeline, self.resolved.topology
         # What only the trial shows; the rest is refused by rules.
-        stated, method = self.resolved.strategy.partition_method, self.partition_method
-        if stated is None and partition.method_problem(method):
-            message, fix = partition.method_problem(method), "use parameters or e.g. type:Block"
-            raise refused(f"{name}.partition_method", message, fix, "partition-method", value=method)
         if pipe.schedule == ZB_H1 and pipe.ranks > 1 and interval:
             message = "zb-h1 trains without activation checkpointing: each layer would be computed anew twice"
             fix = "take another hyperparameters.pipe_schedule"
@@ -101,7 +106,7 @@ class PipelineTrial(ReconciledTrial):
             fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
             raise refused(f"{LAYERS}.autotp_size", message, fix, LAYERS, value=degree)
         layers = returned.layers(self, self.build_layers(), pipe.ranks, pipe.chunks)
-        method, bounds = stated or method, None
+        method, bounds = self.chosen_partition, None
         if method == partition.MEASURED:
             method, bounds = partition.UNIFORM, _measured_bounds(self, layers) if pipe.ranks > 1 else None
         degree = layout.model_parallel_size
