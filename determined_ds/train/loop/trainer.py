@@ -227,10 +227,9 @@ class Trainer:
         if self.fit_options.max_length is None:
             fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
             raise refused("fit.max_length", "missing: the length of training is required", fix, "max-length")
-        if (
-            latest_checkpoint
-            and (back := self.context.faults.goes_back(Path(latest_checkpoint).name)) is not None
-        ):
+        # Under det-ds run its launcher has decided, or its user by --resume UUID.
+        newest = Path(latest_checkpoint).name if latest_checkpoint and run_here() is None else None
+        if newest is not None and (back := self.context.faults.goes_back(newest)) is not None:
             begun = self.context.resumed_from  # with another trial's checkpoint, on a cluster
             latest_checkpoint = back or (begun if begun != latest_checkpoint else None)
         if latest_checkpoint is not None:
