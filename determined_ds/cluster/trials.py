@@ -51,7 +51,7 @@ def recorded_trials(
         wanted |= dict.fromkeys(found)
     for number in wanted:
         with _explained("--trial", number, master):
-            runs[number] = _recorded(client.get_trial(number))
+            runs[number] = recorded(client.get_trial(number))
     return list(runs.items())
 
 
@@ -96,7 +96,7 @@ def _problem(key: str, value: object, message: str, fix: str) -> ConfigError:
     return ConfigError(Problem(key=key, value=given, message=message, fix=fix, code="master"))
 
 
-def _recorded(trial: Any) -> RecordedRun:
+def recorded(trial: Any) -> RecordedRun:
     """A trial of Determined's client with its metrics, checkpoints and result."""
     from determined.common.api import bindings
     from determined.common.experimental.checkpoint import CheckpointState
@@ -165,8 +165,9 @@ def _launches(
 
     tasks = [bindings.get_GetTask(trial._session, taskId=each).task for each in found.taskIds or ()]
 
-    def seconds(time: str) -> float:  # as of 0.38.1 these times are of UTC, and do not say so
-        return util.parse_protobuf_timestamp(f"{time.removesuffix('Z')}Z").timestamp()
+    def seconds(time: str) -> float:  # as of 0.38.1 times of allocations are of UTC, and do not say so
+        says_so = time.endswith("Z") or "+" in time
+        return util.parse_protobuf_timestamp(time if says_so else f"{time}Z").timestamp()
 
     starts = [start for task in tasks for each in task.allocations if (start := each.startTime)]
     first, *others = sorted(map(seconds, starts or [found.startTime]))

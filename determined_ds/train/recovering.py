@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NoReturn
 
 import torch
@@ -10,10 +11,12 @@ from determined_ds.config.strategy import Strategy
 from determined_ds.errors import NotFiniteError, SpikeError
 from determined_ds.rundir.handed_on import shortened
 from determined_ds.rundir.records import OUT_OF_MEMORY, SPIKE, Fault, Faults, record_fault
-from determined_ds.rundir.recoveries import in_words
+from determined_ds.rundir.recoveries import goodput, in_words
 from determined_ds.train.group.process_group import as_chief
 from determined_ds.train.loop.spikes import Spike
 from determined_ds.train.rank import cluster_info
+
+logger = logging.getLogger("determined_ds")
 
 
 def record(training: Any, fault: Fault | None = None, next_batch: int | None = None) -> None:
@@ -32,6 +35,23 @@ def record(training: Any, fault: Fault | None = None, next_batch: int | None = N
     numbers |= {"too_large_micro_batch": faults.too_large} if faults.too_large else {}
     batch = training.began_at if next_batch is None else min(next_batch, training.began_at)
     record_on_master(context._core, faults, batch, **numbers)
+
+
+def report_goodput(training: Any) -> None:
+    """The share of a trial's time that was training that counted, as a metric; once it is trained, on the chief."""
+    from determined.common.experimental.trial import Trial
+
+    from determined_ds.cluster.core_context import record_on_master
+    from determined_ds.cluster.trials import recorded
+
+    context = training.context
+    core = context._core
+    try:
+        share = goodput(recorded(Trial(trial_id=core.info.trial.trial_id, session=core._session)))
+        if share is not None:
+            record_on_master(core, context.faults, training.state.batches_trained, goodput=share)
+    except Exception as error:  # it was trained all the same
+        logger.warning("warning: goodput is not reported to the master: %s", error)
 
 
 # ------------------------------------------------------------------------------------------- out of memory

@@ -37,35 +37,47 @@ class SpikeWatch:
 
     def __init__(self, options: OnSpike, device: torch.device) -> None:
         self._options, self._device = options, device
-        self._steps: list[torch.Tensor] = []  # a row of each step since the last exchange
-        self._none = torch.zeros((), dtype=torch.float64, device=device)
-        self._before = (self._none, 0.0)  # the sum of losses at the beginning of a step, and its weight
+        # Since the last exchange: what each step has left, then as rows. In between nothing is computed.
+        self._steps: list[tuple[Any, float, Any, float, Any]] = []
+        self._rows: list[torch.Tensor] = []
+        self._before: tuple[Any, float] = (
+            None,
+            0.0,
+        )  # the sum of losses at the beginning of a step, and its weight
         self._seen: dict[str, list[float]] = {"loss": [], "gradient norm": []}  # of the steps in the window
 
     def begin(self, total: torch.Tensor | None, weight: float) -> None:
         """A step begins; the sum of losses since the last report, None where there is none, and its weight."""
-        self._before = (self._none, 0.0) if total is None else (total.clone(), weight)
+        self._before = (total, weight)  # the next sum is another tensor
 
     def end(self, total: torch.Tensor | None, weight: float, norm: Any) -> None:
         """A step was trained, with DeepSpeed's gradient norm or None. Nothing is read from the device."""
-        (before, had), none = self._before, self._none
-        row = [none, none, none + math.nan]
-        if total is not None and weight > had:
-            row[:2] = [(total - before) / (weight - had), none + 1]
-        if norm is not None:
-            row[2] = (
-                torch.as_tensor(norm, dtype=torch.float64).to(self._device, non_blocking=True).reshape(())
-            )
-        self._steps.append(torch.stack(row))
+        self._steps.append((total, weight, *self._before, norm))
 
     def rows(self) -> torch.Tensor:
         """This rank's steps since the last exchange, to ride in a collective."""
-        return torch.stack(self._steps) if self._steps else torch.zeros(0, device=self._device)
+        if self._steps:
+            totals, weights, befores, had, norms = zip(*self._steps, strict=True)
+            added = self._column(weights) - self._column(had)
+            losses = (self._column(totals) - self._column(befores)) / added
+            columns = (losses.where(added > 0, 0), added > 0, self._column(norms, math.nan))
+            self._rows.append(torch.stack([each.to(losses) for each in columns], dim=1))
+            self._steps.clear()
+        return torch.cat(self._rows) if self._rows else torch.zeros(0, COLUMNS, device=self._device)
+
+    def _column(self, values: Sequence[Any], none: float = 0.0) -> torch.Tensor:
+        numbers = [none if each is None else each for each in values]
+        if not any(isinstance(each, torch.Tensor) for each in numbers):
+            return torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        of_each = (
+            torch.as_tensor(each, dtype=torch.float64).to(self._device).reshape(()) for each in numbers
+        )
+        return torch.stack(list(of_each))
 
     def judge(self, ranks: Sequence[Sequence[float]], batches_trained: int) -> Spike | None:
         """The first step that spikes, by the rows of all ranks up to this batch."""
         steps = np.asarray(ranks, dtype=float).reshape(len(ranks), -1, COLUMNS)
-        self._steps.clear()
+        self._rows.clear()
         for number, step in enumerate(np.moveaxis(steps, 1, 0), batches_trained - steps.shape[1] + 1):
             has_loss, norms = step[:, 1] > 0, step[~np.isnan(step[:, 2]), 2]
             values = {"loss": step[has_loss, 0].mean() if has_loss.any() else None}
@@ -97,4 +109,4 @@ class SpikeWatch:
         """Continue from :meth:`state_dict`; with another window what was seen begins anew."""
         window = self._options.window
         self._seen = {name: list(each)[-window:] for name, each in state_dict["seen"].items()}
-        self._steps = list(state_dict["rows"].to(self._device))
+        self._rows, self._steps = [state_dict["rows"].to(self._device)], []

@@ -650,6 +650,10 @@ class Trainer:
                 proof, words = lambda: self.validator.run([]), "validated, saved, loaded back, validated to"
             same = prove_checkpoint(self.context, proof, lambda: self.read(self.state.kept[-1]))
             self.reporter.note(f"test passed: trained, {words} {same}")
+        elif self.is_chief and self.context.faults.all and cluster_info() is not None:
+            from determined_ds.train.recovering import report_goodput
+
+            report_goodput(self)
         training_begins(None)
         HEART.rest()
 
