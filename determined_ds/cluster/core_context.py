@@ -27,10 +27,9 @@ from typing import Any
 from determined import core
 from determined.common import util
 from determined.common.api import bindings, errors
-from determined.common.experimental.trial import Trial
 
 from determined_ds.checkpoints.files import finite
-from determined_ds.rundir.records import RECOVERY, Faults, faults_in
+from determined_ds.rundir.records import FAULTS_OF_MASTER, RECOVERY, Faults, faults_in
 
 logger = logging.getLogger("determined_ds")
 
@@ -169,6 +168,10 @@ def faults_on_master(context: Any) -> Faults:
     """The faults that earlier starts of this trial have recorded."""
     if context._session is None or context.info.trial._trial_run_id <= 1:
         return Faults()
+    from determined.experimental import (
+        Trial,  # as determined.common has it, with three warnings in each task's log
+    )
+
     trial = context.info.trial
     reports = Trial(trial_id=trial.trial_id, session=context._session).iter_metrics(RECOVERY)
     return faults_in(each.metrics or {} for each in reports)
@@ -181,7 +184,9 @@ def record_on_master(context: Any, faults: Faults, batch: int, **metrics: float)
     it has to be one that the next start does not go back behind, and each report has all faults.
     """
     trial = context.info.trial
-    values = bindings.v1Metrics(avgMetrics={**metrics, f"faults_{len(faults.all)}": faults.dumped()})
+    values = bindings.v1Metrics(
+        avgMetrics={**metrics, f"{FAULTS_OF_MASTER}{len(faults.all)}": faults.dumped()}
+    )
     report = bindings.v1TrialMetrics(
         metrics=values, trialId=trial.trial_id, trialRunId=trial._trial_run_id, stepsCompleted=batch
     )

@@ -174,6 +174,8 @@ def read_launches(path: Path) -> tuple[Launch, ...]:
 # ------------------------------------------------------------------------------------------- recoveries.jsonl
 
 RECOVERY = "recovery"  # the group of metrics that a master holds them in
+# Beside numbers there: the text of all faults so far. Metrics of all groups are one sorted list of charts in the web UI.
+FAULTS_OF_MASTER = "recovery_record_"
 SKIPPED = "skipped"  # that of the batches which are left out of the data
 
 
@@ -230,8 +232,8 @@ def read_faults(path: Path) -> Faults:
 
 
 def faults_in(reports: Iterable[Mapping[str, Any]]) -> Faults:
-    """The most of :meth:`Faults.dumped` that the metrics of a master hold, as ``faults_1`` and so on."""
-    texts = [text for report in reports for name, text in report.items() if name.startswith("faults_")]
+    """The most of :meth:`Faults.dumped` that the metrics of a master hold."""
+    texts = [text for report in reports for name, text in report.items() if name.startswith(FAULTS_OF_MASTER)]
     found = (Faults(tuple(_adapter(list[Fault]).validate_json(text))) for text in texts)
     return max(found, key=lambda each: len(each.all), default=Faults())
 

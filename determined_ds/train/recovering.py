@@ -31,15 +31,19 @@ def record(training: Any, fault: Fault | None = None, next_batch: int | None = N
         record_on_master(context._core, context.faults, training.began_at)
         return
     faults = Faults((*context.faults.all, fault))
-    numbers = {"recoveries": len(faults.all), "fault_at_batch": fault.batch, "spikes": faults.spikes}
-    numbers |= {"too_large_micro_batch": faults.too_large} if faults.too_large else {}
+    numbers = {
+        "recoveries": len(faults.all),
+        "recovery_fault_at_batch": fault.batch,
+        "recovery_spikes": faults.spikes,
+    }
+    numbers |= {"recovery_micro_batch_too_large": faults.too_large} if faults.too_large else {}
     batch = training.began_at if next_batch is None else min(next_batch, training.began_at)
     record_on_master(context._core, faults, batch, **numbers)
 
 
 def report_goodput(training: Any) -> None:
     """The share of a trial's time that was training that counted, as a metric; once it is trained, on the chief."""
-    from determined.common.experimental.trial import Trial
+    from determined.experimental import Trial
 
     from determined_ds.cluster.core_context import record_on_master
     from determined_ds.cluster.trials import recorded

@@ -47,7 +47,7 @@ def test_it_ends_as_a_run_without_the_fault(
     assert (trial.state.name, trial.restarts) == ("COMPLETED", 1), log
     said = [found for _, found in cluster.reports(trial, "recovery")]
     assert [found["recoveries"] for found in said if "recoveries" in found] in ([1], [])
-    [fault] = json.loads(said[-1]["faults_1"])
+    [fault] = json.loads(said[-1]["recovery_record_1"])
     assert 0 < said[-1].get("goodput", 0) < 1, log
     if kind == "oom":
         assert "micro-batches of 4 do not fit: the next start takes at most 2" in log

@@ -64,5 +64,5 @@ def poison_of(batch: int, config: Mapping[str, Any], folder: Path) -> int:
     short = {**config, "hyperparameters": {**config["hyperparameters"], "fit": fit}}
     assert run(short, folder / "poison").returncode == 0
     [(_, said)] = records(folder / "poison", "skipped")
-    assert (said["first"], said["last"]) == (batch, batch)
-    return int(said["samples"][0])
+    assert (said["skipped_first"], said["skipped_last"]) == (batch, batch)
+    return int(said["skipped_samples"][0])

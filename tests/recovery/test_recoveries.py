@@ -120,8 +120,8 @@ def test_a_spike_is_taken_back_as_if_its_batches_had_never_been_there(name: str,
     assert differences(words(told), words(found)) == []
     assert losses_of(found) == losses_of(told)
     [(at, left_out)] = records(found, "skipped")
-    assert (at, left_out["first"], left_out["last"]) == (14, 15, 17)
-    assert poison in left_out["samples"]
+    assert (at, left_out["skipped_first"], left_out["skipped_last"]) == (14, 15, 17)
+    assert poison in left_out["skipped_samples"]
 
 
 def test_after_so_many_spikes_it_ends_with_what_it_saw(tmp_path: Path) -> None:

@@ -517,8 +517,8 @@ class Trainer:
         words, samples = f"batches {batches[0]} to {batches[1]} of the data", self.data.samples
         self.reporter.note(f"left out    {words}, after batch {batches_trained}")
         if self.is_chief and self._keeps:
-            metrics: dict[str, Any] = {"first": batches[0], "last": batches[1]}
-            metrics |= {"samples": samples(*batches)} if samples is not None else {}
+            metrics: dict[str, Any] = {"skipped_first": batches[0], "skipped_last": batches[1]}
+            metrics |= {"skipped_samples": samples(*batches)} if samples is not None else {}
             self.context._core.train.report_metrics(SKIPPED, batches_trained, metrics)
 
     def _seal_written(self) -> None:
