@@ -174,7 +174,7 @@ def read_launches(path: Path) -> tuple[Launch, ...]:
 # ------------------------------------------------------------------------------------------- recoveries.jsonl
 
 RECOVERY = "recovery"  # the group of metrics that a master holds them in
-# Beside numbers there: the text of all faults so far. Metrics of all groups are one sorted list of charts in the web UI.
+# Beside numbers: the text of all faults so far. The web UI sorts the charts of all groups by these names.
 FAULTS_OF_MASTER = "recovery_record_"
 SKIPPED = "skipped"  # that of the batches which are left out of the data
 
