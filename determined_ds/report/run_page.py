@@ -300,7 +300,7 @@ def _drawn(runs: Sequence[RunView]) -> tuple[list[dict[str, Any]], str]:
                     *({"text": launch.kind, "step": launch.steps_completed} for launch in launches),
                     *(
                         {
-                            "text": "without {first} to {last}".format(**each["metrics"]),
+                            "text": "without {skipped_first} to {skipped_last}".format(**each["metrics"]),
                             "step": each["steps_completed"],
                         }
                         for each in shown.run.of_group(SKIPPED)
