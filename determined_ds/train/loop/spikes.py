@@ -7,6 +7,7 @@ all ranks, and judges each step by the steps before it: the same on all ranks, h
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -92,11 +93,13 @@ class SpikeWatch:
         if not math.isfinite(value):
             return f"the {name} was not finite"
         if len(window) == self._options.window:
-            middle = float(np.median(window))
-            deviation = MAD_TO_DEVIATION * float(np.median(np.abs(np.subtract(window, middle))))
-            above = (value - middle) / max(deviation, LEAST_DEVIATION * abs(middle), 1e-12)
-            if above > self._options.deviations:
-                return f"the {name} was {value:.4g}, {above:.0f} deviations above the median {middle:.4g}"
+            middle, most = statistics.median(window), self._options.deviations
+            least = max(LEAST_DEVIATION * abs(middle), 1e-12)
+            if value - middle > most * least:  # so few steps need the second median
+                deviation = MAD_TO_DEVIATION * statistics.median([abs(each - middle) for each in window])
+                above = (value - middle) / max(deviation, least)
+                if above > most:
+                    return f"the {name} was {value:.4g}, {above:.0f} deviations above the median {middle:.4g}"
             window.pop(0)
         window.append(value)
         return ""
