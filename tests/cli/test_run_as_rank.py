@@ -71,6 +71,7 @@ def program(*words: str | Path, cwd: Path = ROOT, **env: str) -> subprocess.Comp
     )
 
 
+@pytest.mark.long("the same numbers; that a killed rank is started again on two machines is short")
 def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
     machines: tuple[Machine, Machine], shared_model: Path, trained: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_rank_that_never_comes_is_named_with_its_machine(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long("one more launcher; torchrun's ranks are short")
 @pytest.mark.programs
 def test_two_ranks_of_mpirun_train_what_our_own_has_two_train(
     own_model: Path, trained: Path, tmp_path: Path

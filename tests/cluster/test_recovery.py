@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster, metrics_of
-from tests.cluster.scenarios import CONST, ONE_THREAD, SMALL, fit
+from tests.cluster.scenarios import CONST, ONE_SLOT, ONE_THREAD, SMALL, fit
 
 FAULTY = Path(__file__).with_name("faulty.py")
 RUNS = (
@@ -36,7 +36,7 @@ def with_fault(fault: str) -> str:
 def test_it_ends_as_a_run_without_the_fault(
     kind: str, cluster: Cluster, run_here: Callable[..., Path]
 ) -> None:
-    words = (*WORDS, ON_SPIKE)
+    words = (*WORDS, ON_SPIKE, *([ONE_SLOT] if kind == "spike" else []))
     number = cluster.create(CONST, *words, with_fault(f"{kind}:16"), include=FAULTY)
     told = ["hyperparameters.fit.skip_batches=[15, 17]"] if kind == "spike" else []
     here = metrics_of(

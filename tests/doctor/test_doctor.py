@@ -97,6 +97,7 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     assert "needed: cpu_adam (zero_optimization.offload_optimizer)" in found["c++"]
 
 
+@pytest.mark.long("real measurements")
 def test_products_and_collectives_are_measured_between_two_ranks() -> None:
     done = det_ds("doctor", "--measure", env={"COLUMNS": "120"})
     assert done.returncode == 0, done.stderr

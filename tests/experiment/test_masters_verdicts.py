@@ -157,11 +157,7 @@ REFUSED: dict[str, list[Json]] = {
     "bind_mounts": [[MOUNT | {"host_path": "data"}]],
     "resources.shm_size": ["giga", "1.gb", "1 gi", "8g\n"],
     "log_policies": [[{"pattern": "p"}]],
-    STORED: [
-        {"type": "hdfs"},
-        {"type": "s3", "bucket": "b", "prefix": "a/../b"},
-        {"bucket_name": "b"},
-    ],
+    STORED: [{"type": "hdfs"}, {"type": "s3", "bucket": "b", "prefix": "a/../b"}, {"bucket_name": "b"}],
 }
 
 # Refused once the defaults are in, of which the schemas say nothing.
