@@ -25,7 +25,7 @@ help:  ## show this list
 run: .venv/.installed  ## set up if need be, then train the example CONFIG here, on GPUs if there are any, without a cluster
 	$(BIN)/det-ds run $(CONFIG) . --slots auto
 
-test: .venv/.installed-dev  ## set up if need be, then run all tests but the long ones: about six minutes on two cores; PYTEST_ARGS='-n 0' one by one
+test: .venv/.installed-dev  ## set up if need be, then run all tests but the long ones: about five minutes on two cores; PYTEST_ARGS='-n 0' one by one
 	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
 
 test-all: .venv/.installed-dev  ## run every test, with many new examples for each property: half an hour or more
@@ -58,7 +58,8 @@ clean:  ## remove the environment and every cache; runs/ stays
 	@extras=models stamps=.installed; $(INSTALL)
 
 .venv/.installed-dev: $(DEPENDENCIES) $(UNSOUND)
-	@extras=models,search,dev stamps='.installed .installed-dev'; $(INSTALL)
+	@# Compiled once, and not by each of the processes of the tests: that takes longer than it saves a single run.
+	@extras=models,search,dev stamps='.installed .installed-dev' more=--compile-bytecode; $(INSTALL)
 
 # The stamps go first and come back last, so that an interrupted install is seen as one.
 define INSTALL
@@ -79,7 +80,7 @@ if [ -z "$$uv" ]; then \
 fi; \
 echo "Installing determined-ds[$$extras] in .venv by uv; most of it is torch ..."; \
 rm -f .venv/.installed .venv/.installed-dev; \
-DS_BUILD_OPS=0 "$$uv" pip install --python $(BIN)/python -c constraints.txt -e ".[$$extras]"; \
+DS_BUILD_OPS=0 "$$uv" pip install --python $(BIN)/python -c constraints.txt $$more -e ".[$$extras]"; \
 for stamp in $$stamps; do echo "$(CURDIR)" > ".venv/$$stamp"; done; \
 echo "Installed in $$(($$(date +%s) - start)) s."
 endef
