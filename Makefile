@@ -55,7 +55,7 @@ clean:  ## remove the environment and every cache; runs/ stays
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed: $(DEPENDENCIES) $(UNSOUND)
-	@extras=models stamps=.installed; $(INSTALL)
+	@extras=models stamps=.installed more=; $(INSTALL)
 
 .venv/.installed-dev: $(DEPENDENCIES) $(UNSOUND)
 	@# Compiled once, and not by each of the processes of the tests: that takes longer than it saves a single run.
