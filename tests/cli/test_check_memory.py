@@ -24,6 +24,8 @@ def test_that_nothing_fits_is_an_answer() -> None:
     large = (str(GPT2), str(ROOT), *settings(model_size="xl"))
     assert "ZeRO 1 *" in shown(*large, "--gpu-memory", "24GiB")
     assert "fix: use GPUs of " in shown(*large, "--gpu-memory", "2GiB")
+    mistaken = CliRunner().invoke(main, ["check", "--memory", "--parameters", "1B", "--gpu-memory", "80"])
+    assert "--gpu-memory = '80': is 80 B, which no GPU has" in mistaken.output
 
 
 def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:

@@ -11,11 +11,7 @@ from tests.package import SearchMethod
 
 # States by the names of the API, less their ``STATE_``. A trial and an experiment share them.
 TERMINAL = frozenset({"COMPLETED", "CANCELED", "ERROR"})
-STOPPING = {
-    "STOPPING_COMPLETED": "COMPLETED",
-    "STOPPING_CANCELED": "CANCELED",
-    "STOPPING_KILLED": "CANCELED",
-}
+STOPPING = {"STOPPING_COMPLETED": "COMPLETED", "STOPPING_CANCELED": "CANCELED", "STOPPING_KILLED": "CANCELED"}
 # The rank, the level and the rest of a line. Source: determined 0.38.1's ``master/static/srv/ship_logs.py``.
 SHIPPED = re.compile(r"(?: ?\[rank=(\d+)\] ?)?(?: ?(DEBUG|INFO|WARNING|ERROR|CRITICAL): ?)?(.*)", re.DOTALL)
 

@@ -93,6 +93,7 @@ WRONG: list[tuple[Any, ...]] = [
         for name in ("build_scheduler", "build_callbacks", "loss")
     ),
     (f".build_models ({HERE}", {"build_models": returning(None)}, "engines"),
+    ("num_worker: is", {"build_training_data_loader": lambda each: each.training_loader([], num_worker=2)}),
     ("LayerSpec(Class, ...)", {"build_layers": returning([torch.nn.Linear])}, "pipeline"),
     ("wrapped no engine", {"__init__": lambda self, context: setattr(self, "context", context)}),
     ("nothing would be trained", {"build_optimizer": lambda *_: of_another(*_).optimizer}),
