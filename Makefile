@@ -57,8 +57,8 @@ clean:  ## remove the environment and every cache; runs/ stays
 .venv/.installed: $(DEPENDENCIES) $(UNSOUND)
 	@extras=models stamps=.installed more=; $(INSTALL)
 
+# Compiled once, and not by each of the processes of the tests.
 .venv/.installed-dev: $(DEPENDENCIES) $(UNSOUND)
-	@# Compiled once, and not by each of the processes of the tests: that takes longer than it saves a single run.
 	@extras=models,search,dev stamps='.installed .installed-dev' more=--compile-bytecode; $(INSTALL)
 
 # The stamps go first and come back last, so that an interrupted install is seen as one.

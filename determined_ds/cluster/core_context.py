@@ -168,9 +168,8 @@ def faults_on_master(context: Any) -> Faults:
     """The faults that earlier starts of this trial have recorded."""
     if context._session is None or context.info.trial._trial_run_id <= 1:
         return Faults()
-    from determined.experimental import (
-        Trial,  # as determined.common has it, with three warnings in each task's log
-    )
+    # Only now, and not from determined.common, which warns three times in each task's log.
+    from determined.experimental import Trial
 
     trial = context.info.trial
     reports = Trial(trial_id=trial.trial_id, session=context._session).iter_metrics(RECOVERY)

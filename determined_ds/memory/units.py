@@ -32,7 +32,8 @@ def parse_bytes(text: str) -> int:
     for power, letter in enumerate("kmgt", start=1):  # as IEC 80000-13 has them
         units |= dict.fromkeys((letter, f"{letter}b"), 1000**power)
         units |= dict.fromkeys((f"{letter}i", f"{letter}ib"), 1024**power)
-    value = _parse(text, units, "--gpu-memory", fix := "write e.g. 80GiB or 24GB")
+    fix = "write e.g. 80GiB or 24GB"
+    value = _parse(text, units, "--gpu-memory", fix)
     if value < 1024**2:
         message = f"is {format_bytes(value)}, which no GPU has"
         raise ConfigError(Problem(key="--gpu-memory", value=text, message=message, fix=fix, code="quantity"))

@@ -19,17 +19,14 @@ from determined_ds.train.rank import cluster_info
 logger = logging.getLogger("determined_ds")
 
 
-def record(training: Any, fault: Fault | None = None, next_batch: int | None = None) -> None:
-    """Record a fault, after which the next start goes on from a batch; without one, say the others again."""
+def _record(training: Any, fault: Fault, next_batch: int | None = None) -> None:
+    """Record a fault, after which the next start goes back to a batch; None: it goes on from the last checkpoint."""
     context = training.context
-    if fault is not None and cluster_info() is None:
+    if cluster_info() is None:
         record_fault(context._run_dir.recoveries, fault)
         return
     from determined_ds.cluster.core_context import record_on_master
 
-    if fault is None:
-        record_on_master(context._core, context.faults, training.began_at)
-        return
     faults = Faults((*context.faults.all, fault))
     numbers = {
         "recoveries": len(faults.all),
@@ -81,7 +78,7 @@ def after_out_of_memory(training: Any, reason: str) -> tuple[bool, str]:
     fault = Fault(
         cause=OUT_OF_MEMORY, reason=shortened(reason), batch=state.batches_trained, micro_batch_size=size
     )
-    record(training, fault)
+    _record(training, fault)
     words = (
         f"micro-batches of {size} do not fit: the next start takes at most {size // 2}, and accumulates more,"
     )
@@ -164,7 +161,7 @@ def take_back(training: Any, spike: Spike) -> NoReturn:
             back_to=back_to,
             newest=kept[-1] if kept else "",
         )
-        record(training, fault, steps)
+        _record(training, fault, steps)
         return where
 
     where = as_chief(context.distributed, recorded)

@@ -13,7 +13,6 @@ import torch
 from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
-from torch.utils import data as torch_data
 
 from determined_ds.config.params import PARALLEL_SIZES
 from determined_ds.config.resolve import ResolvedConfig, Where, resolve
@@ -252,13 +251,13 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             message = f"is not an option of a loader of the trial: it is the micro-batch size, {self.micro_batch_size}"
             fix = "leave it out: it is set by global_batch_size, or by train_micro_batch_size_per_gpu"
             raise refused("batch_size", message, fix, "loader-batch-size", value=options["batch_size"])
-        kind = StreamLoader if is_stream(dataset) else pytorch.DataLoader
-        known = {
-            each for loader in (kind, torch_data.DataLoader) for each in inspect.signature(loader).parameters
-        }
+        known = set(inspect.signature(pytorch.DataLoader).parameters) - {"dataset", "batch_size"}
+        if is_stream(dataset):  # it has no order to choose from
+            known = known - {"shuffle", "sampler", "batch_sampler", "drop_last"} | {"sharded"}
         if unknown := sorted(options.keys() - known):
-            fix = f"use one of those of torch's DataLoader{', or sharded' * is_stream(dataset)}, or leave it out"
-            raise refused(unknown[0], f"is not an option of {kind.__name__}", fix, "loader-option")
+            what = "a stream's loader" if is_stream(dataset) else "a loader of the trial"
+            fix = f"use one of {', '.join(sorted(known))}, or leave it out"
+            raise refused(unknown[0], f"is not an option of {what}", fix, "loader-option")
         options = {"batch_size": self.micro_batch_size, **options}
         if torch.device(self.context.device).type == "cuda":  # batches are copied while the GPU computes
             options.setdefault("pin_memory", True)

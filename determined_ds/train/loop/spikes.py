@@ -41,10 +41,8 @@ class SpikeWatch:
         # Since the last exchange: what each step has left, then as rows. In between nothing is computed.
         self._steps: list[tuple[Any, float, Any, float, Any]] = []
         self._rows: list[torch.Tensor] = []
-        self._before: tuple[Any, float] = (
-            None,
-            0.0,
-        )  # the sum of losses at the beginning of a step, and its weight
+        # The sum of losses at the beginning of a step, and its weight.
+        self._before: tuple[Any, float] = (None, 0.0)
         self._seen: dict[str, list[float]] = {"loss": [], "gradient norm": []}  # of the steps in the window
 
     def begin(self, total: torch.Tensor | None, weight: float) -> None:

@@ -570,9 +570,11 @@ class Trainer:
         fit, seed, done = self.fit_options, context.get_trial_seed(), self.state.batches_trained
         self.began_at = done
         if self.is_chief and context.faults.all and cluster_info() is not None:
-            from determined_ds.train.recovering import record
+            from determined_ds.cluster.core_context import record_on_master
 
-            record(self)
+            record_on_master(
+                context._core, context.faults, done
+            )  # again: it archives those of earlier starts
         stated = skipped_ranges([*map(list, (*skipped_ranges(fit.skip_batches or ()), *context.faults.skip))])
         self.skips = Skips(stated, self.state.skipped, done)
         if mpu.should_build_data_loader:
@@ -650,7 +652,7 @@ class Trainer:
                 proof, words = lambda: self.validator.run([]), "validated, saved, loaded back, validated to"
             same = prove_checkpoint(self.context, proof, lambda: self.read(self.state.kept[-1]))
             self.reporter.note(f"test passed: trained, {words} {same}")
-        elif self.is_chief and self.context.faults.all and cluster_info() is not None:
+        elif self.is_chief and not self.is_stopped and self.context.faults.all and cluster_info() is not None:
             from determined_ds.train.recovering import report_goodput
 
             report_goodput(self)
